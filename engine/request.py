@@ -1,0 +1,138 @@
+"""The nouns that every part of the engine shares: what is asked, what is running, what came out.
+
+This module imports nothing of the project and no torch. Frozen dataclasses are values made by the caller; `Stream` and
+`DocumentState` are the only mutable ones, and `scheduler` is their only writer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from askmany.engine.prefix_tree import PrefixNode
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one stream draws its tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 switch the cut off."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question about one document, as tokens: `token_ids` is the tail that follows the document's prefix."""
+
+    question_id: str
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One document with its questions, ready for the engine.
+
+    `segments` is the prefix as a path of the prefix tree: usually (instruction tokens, document tokens); equal leading
+    segments of different documents share their KV. No segment is empty. `key` is unique among submitted documents.
+    """
+
+    key: str
+    segments: tuple[tuple[int, ...], ...]
+    questions: tuple[Question, ...]
+
+    @property
+    def prefix_tokens(self) -> int:
+        return sum(len(segment) for segment in self.segments)
+
+
+class Phase(Enum):
+    """Where a stream stands: `WAITING` holds no page; `TAIL` feeds question tokens; `DECODE` feeds answer tokens."""
+
+    WAITING = "waiting"
+    TAIL = "tail"
+    DECODE = "decode"
+    DONE = "done"
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One question's continuation over a document: its tail, then its answer.
+
+    Private tokens are tail + answer, numbered from 0; the first `stored` of them have their KV in `pages`. Private token i
+    stands at position `document.prefix_tokens + i`. `stream_id` is unique in the life of an engine.
+    """
+
+    stream_id: int
+    document: DocumentState
+    question: Question
+    phase: Phase = Phase.WAITING
+    pages: list[int] = field(default_factory=list)
+    stored: int = 0
+    answer_token_ids: list[int] = field(default_factory=list)
+    logprob: float = 0.0
+    margin: float = float("inf")
+    finish_reason: FinishReason | None = None
+
+    @property
+    def budget_tokens(self) -> int:
+        """Private slots the stream may ever need; its last answer token is never stored."""
+        return len(self.question.token_ids) + self.question.sampling.max_new_tokens - 1
+
+    def private_token(self, index: int) -> int:
+        tail = self.question.token_ids
+        return tail[index] if index < len(tail) else self.answer_token_ids[index - len(tail)]
+
+
+@dataclass(slots=True, eq=False)
+class DocumentState:
+    """A submitted document: its path of prefix nodes (held from admission to its last stream) and its streams."""
+
+    document: Document
+    streams: list[Stream] = field(default_factory=list)
+    path: list[PrefixNode] = field(default_factory=list)
+    next_question: int = 0
+    live: int = 0
+    done: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.done == len(self.document.questions)
+
+
+@dataclass(slots=True, eq=False)
+class InterleavedRequest:
+    """The interleaved layout's unit: one document and up to P streams whose tokens share one KV row.
+
+    The row's slot i (after the document's) belongs to stream `streams[sids[i]]`; `pages` hold the row, `sids` grows with every step.
+    The i-th stored slot is `pages[i // page_size] * page_size + i % page_size`. Only the interleaved scheduler writes it.
+    """
+
+    document: DocumentState
+    streams: tuple[Stream, ...]
+    pages: list[int] = field(default_factory=list)
+    sids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamResult:
+    """One finished stream. `logprob` is the sum over answer tokens, in nats, of the model's own (unscaled) distribution;
+    `margin` is the smallest gap between the two largest logits over the answer's steps. `text` ends before the stop string;
+    `answer_token_ids` leaves out the end-of-turn or stop token."""
+
+    document_key: str
+    question_id: str
+    answer_token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    logprob: float
+    margin: float
