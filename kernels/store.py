@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
+
+from askmany.kernels.store_kernels import store_row_ids, store_rows
 
 
 def store(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
@@ -59,13 +60,13 @@ def launch_store(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: 
     block = 1024
     grid = (rows, triton.cdiv(heads * dim, block), 2)
     strides = (k.stride(0), v.stride(0), k_cache.stride(0), v_cache.stride(0))
-    _store_kernel[grid](k, v, k_cache, v_cache, slots, *strides, heads * dim, BLOCK=block, num_warps=4)
+    store_rows[grid](k, v, k_cache, v_cache, slots, *strides, heads * dim, BLOCK=block, num_warps=4)
 
 
 def launch_store_ids(ids: Tensor, slot_ids: Tensor, slots: Tensor) -> None:
     """The Triton path of `store_ids`."""
     block = 256
-    _store_ids_kernel[(triton.cdiv(ids.shape[0], block),)](ids, slot_ids, slots, ids.shape[0], BLOCK=block)
+    store_row_ids[(triton.cdiv(ids.shape[0], block),)](ids, slot_ids, slots, ids.shape[0], BLOCK=block)
 
 
 def _store_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
@@ -84,26 +85,3 @@ def _check_shapes(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots:
     for name, tensor in (("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
         if tensor.stride()[1:] != (tensor.shape[2], 1):
             raise ValueError(f"{name}: heads and head dim must be contiguous, strides are {tensor.stride()}")
-
-
-@triton.jit
-def _store_kernel(k, v, k_cache, v_cache, slots, stride_k, stride_v, stride_kc, stride_vc, width, BLOCK: tl.constexpr):
-    i_row, i_block, i_tensor = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    slot = tl.load(slots + i_row).to(tl.int64)
-    if slot >= 0:
-        o_e = i_block * BLOCK + tl.arange(0, BLOCK)
-        m_e = o_e < width
-        if i_tensor == 0:
-            b_k = tl.load(k + i_row * stride_k + o_e, mask=m_e, other=0.0)
-            tl.store(k_cache + slot * stride_kc + o_e, b_k.to(k_cache.dtype.element_ty), mask=m_e)
-        else:
-            b_v = tl.load(v + i_row * stride_v + o_e, mask=m_e, other=0.0)
-            tl.store(v_cache + slot * stride_vc + o_e, b_v.to(v_cache.dtype.element_ty), mask=m_e)
-
-
-@triton.jit
-def _store_ids_kernel(ids, slot_ids, slots, rows, BLOCK: tl.constexpr):
-    o_t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    slot = tl.load(slots + o_t, mask=o_t < rows, other=-1).to(tl.int64)
-    b_id = tl.load(ids + o_t, mask=o_t < rows, other=0)
-    tl.store(slot_ids + slot, b_id.to(slot_ids.dtype.element_ty), mask=slot >= 0)

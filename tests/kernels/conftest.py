@@ -1,4 +1,4 @@
-"""Kernel tests: without a GPU every Triton kernel runs in Triton's interpreter, which must be asked for before triton is imported."""
+"""Kernel tests run interpreted on a machine without a GPU and compiled on one with a GPU; a process can do only one of the two."""
 
 from __future__ import annotations
 
@@ -7,20 +7,33 @@ import os
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
-
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def _make_scalars_loop_bounds() -> None:
+    """NumPy 2.4 no longer turns arrays of one element into integers, which the interpreter of Triton 3.6 does for every loop bound."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_and_index(tensor: type, scope: object) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))  # type: ignore[attr-defined]
+
+    interpreter._patch_lang_tensor = patch_and_index
+
+
+if INTERPRETED:
+    _make_scalars_loop_bounds()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`gpu` tests measure compiled kernels, the others interpreted ones: a process can do one of the two."""
     for item in items:
-        if item.get_closest_marker("gpu") and INTERPRETED:
+        if item.get_closest_marker("gpu") and (INTERPRETED or not torch.cuda.is_available()):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU and compiled kernels"))
 
 
 @pytest.fixture
 def device() -> str:
-    """Where kernels run in this process: the CPU under the interpreter, else the GPU."""
+    """Where kernels run in this process."""
     return "cpu" if INTERPRETED else "cuda"

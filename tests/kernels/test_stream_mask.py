@@ -20,9 +20,9 @@ BOUNDS = {"fp32": 1e-5, "bf16": 4e-3, "fp16": 4e-3}
 
 
 @pytest.mark.parametrize("case", GRID, ids=id_of)
-@pytest.mark.parametrize("splits", [1, 3])
-def test_equals_the_oracle(case: Case, splits: int, device: str) -> None:
+def test_equals_the_oracle(case: Case, device: str) -> None:
     world, batch = masked_world(case, seed=len(str(case)), device=device)
+    splits = 1 + 2 * (GRID.index(case) % 2)
     out, lse = run_masked(world, batch, splits, MaskTile(16, 16, 4, 1))
     want, want_lse = world.truth()
     assert not bool(out.isnan().any())
