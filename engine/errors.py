@@ -27,7 +27,11 @@ class DocumentError(AskmanyError):
 
 
 class QuestionError(AskmanyError):
-    """One stream cannot be answered."""
+    """One stream cannot be answered. Raised for several at once before any has started: `question_ids` names them."""
+
+    def __init__(self, message: str, question_ids: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.question_ids = question_ids
 
 
 class EngineError(AskmanyError):

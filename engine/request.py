@@ -37,6 +37,11 @@ class Question:
     token_ids: tuple[int, ...]
     sampling: Sampling
 
+    @property
+    def budget_tokens(self) -> int:
+        """Private slots the question's stream may ever need; its last answer token is never stored."""
+        return len(self.token_ids) + self.sampling.max_new_tokens - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -85,8 +90,8 @@ class Stream:
 
     @property
     def budget_tokens(self) -> int:
-        """Private slots the stream may ever need; its last answer token is never stored."""
-        return len(self.question.token_ids) + self.question.sampling.max_new_tokens - 1
+        """Private slots the stream may ever need."""
+        return self.question.budget_tokens
 
     def private_token(self, index: int) -> int:
         tail = self.question.token_ids

@@ -61,6 +61,12 @@ class StepPlan:
         chunks = sum(c.stop - c.start for c in self.chunks)
         return chunks + sum(r.stop - r.start for r in self.runs) + sum(len(m.entries) for m in self.masked)
 
+    @property
+    def sampling_streams(self) -> list[Stream]:
+        """The streams that get a token in this step, in the order an executor returns them."""
+        masked = [m.request.streams[m.entries[i][0]] for m in self.masked for i in m.samples]
+        return [run.stream for run in self.runs if run.samples] + masked
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:

@@ -1,0 +1,158 @@
+"""The split layout's scheduler: continuous batching at the level of streams.
+
+Host integers and lists alone. Each step it starts what may start (`admission`), then fills the token budget: one token of every decoding
+stream, then question tails, then document chunks. A stream that ends gives its pages and its place to the next question at once.
+
+Deterministic mode (`SchedulerLimits`) feeds one kind of work a step, tails before chunks before decode rows, so that decode steps run as
+full as they can. Tails and chunks are cut at multiples of a fixed length from their own start and a piece is fed whole or waits: which
+tokens of a stream share a step is a property of the stream alone.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Protocol
+
+from askmany.engine.admission import Admission, Claim
+from askmany.engine.config import SchedulerLimits
+from askmany.engine.errors import DocumentError
+from askmany.engine.intake import open_document
+from askmany.engine.pages import PagePool
+from askmany.engine.prefill import plan_chunks, ready
+from askmany.engine.prefix_tree import PrefixTree
+from askmany.engine.request import Document, FinishReason, Phase, Stream
+from askmany.engine.step import Sampled, StepPlan, StreamRun
+from askmany.engine.streams import book_sample, check_stream, open_stream
+
+
+class Scheduler(Protocol):
+    """What the engine asks of a scheduler; `plan` and `advance` alternate."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a submitted question is still without its end."""
+        ...
+
+    @property
+    def tree(self) -> PrefixTree:
+        """The prefixes that are stored; to be read."""
+        ...
+
+    def submit(self, document: Document) -> None:
+        """Queue a document; raises DocumentError or QuestionError (nothing queued) for what the KV pool could never hold."""
+        ...
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None when there is no work."""
+        ...
+
+    def advance(self, plan: StepPlan, sampled: list[Sampled], finish: dict[int, FinishReason]) -> list[Stream]:
+        """Book what the step did. `finish` names streams (by id) that end here; a stream at its budget ends anyway. Returns the ended."""
+        ...
+
+    def check_integrity(self) -> bool:
+        """True; fails with AssertionError naming what is wrong when pages, counts and states disagree."""
+        ...
+
+
+class SplitScheduler:
+    """At most `limits.streams` live streams a document and `limits.max_rows` in all, documents and questions in order of submission."""
+
+    def __init__(self, pool: PagePool, tree: PrefixTree, limits: SchedulerLimits) -> None:
+        self.pool = pool
+        self.tree = tree
+        self.limits = limits
+        self._admission = Admission(pool, tree, limits.max_rows, limits.streams)
+        self._stream_ids = count()
+        self._live: dict[int, Claim] = {}  # by stream id, in the order they started
+        self._planned: StepPlan | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return self._admission.has_work
+
+    def submit(self, document: Document) -> None:
+        """Queue a document; one without questions is done already. Raises DocumentError, QuestionError."""
+        if self._admission.holds(document.key):
+            raise DocumentError(f"document {document.key!r} is in the engine already")
+        state = open_document(document, self.pool, self._stream_ids)
+        if state.streams:
+            self._admission.submit(state, [Claim(state, (stream,), stream.budget_tokens) for stream in state.streams])
+
+    def plan(self) -> StepPlan | None:
+        assert self._planned is None, "the last plan was not advanced"
+        self._start()
+        streams = [claim.streams[0] for claim in self._live.values()]
+        decoding = [stream for stream in streams if stream.phase is Phase.DECODE]
+        tails = [stream for stream in streams if stream.phase is Phase.TAIL and ready(stream.document)]
+        plan = self._plan_one_kind(decoding, tails) if self.limits.deterministic else self._plan_mixed(decoding, tails)
+        assert plan.tokens or not self.has_work, "there is work and nothing to do"
+        self._planned = plan if plan.tokens else None
+        return self._planned
+
+    def advance(self, plan: StepPlan, sampled: list[Sampled], finish: dict[int, FinishReason]) -> list[Stream]:
+        assert plan is self._planned, "advance without its plan"
+        self._planned = None
+        for chunk in plan.chunks:
+            chunk.node.stored = chunk.stop
+        for run in plan.runs:
+            run.stream.stored = run.stop
+        for sample in sampled:
+            book_sample(sample, finish.get(sample.stream.stream_id))
+        ended = [sample.stream for sample in sampled if sample.stream.phase is Phase.DONE]
+        for stream in ended:
+            self._end(stream)
+        return ended
+
+    def check_integrity(self) -> bool:
+        self._admission.check_integrity(list(self._live.values()))
+        for stream_id, claim in self._live.items():
+            (stream,) = claim.streams
+            assert stream.stream_id == stream_id and stream.pages == claim.pages
+            check_stream(stream)
+        return True
+
+    def _start(self) -> None:
+        for claim in self._admission.start():
+            (stream,) = claim.streams
+            stream.pages = claim.pages
+            open_stream(stream)
+            self._live[stream.stream_id] = claim
+
+    def _end(self, stream: Stream) -> None:
+        stream.pages = []
+        self._admission.end(self._live.pop(stream.stream_id))
+
+    def _plan_mixed(self, decoding: list[Stream], tails: list[Stream]) -> StepPlan:
+        runs = [_decode_run(stream) for stream in decoding]
+        budget = self.limits.step_tokens - len(runs)
+        for stream in tails:
+            size = min(budget, len(stream.question.token_ids) - stream.stored)
+            if not size:
+                break
+            runs.append(_tail_run(stream, size))
+            budget -= size
+        return StepPlan(plan_chunks(self._admission.resident, budget, self.limits), tuple(runs))
+
+    def _plan_one_kind(self, decoding: list[Stream], tails: list[Stream]) -> StepPlan:
+        budget = self.limits.step_tokens
+        runs: list[StreamRun] = []
+        for stream in tails:
+            size = min(self.limits.tail_piece, len(stream.question.token_ids) - stream.stored)
+            if size > budget:
+                break
+            runs.append(_tail_run(stream, size))
+            budget -= size
+        if runs:
+            return StepPlan((), tuple(runs))
+        chunks = plan_chunks(self._admission.resident, budget, self.limits)
+        return StepPlan(chunks) if chunks else StepPlan((), tuple(_decode_run(stream) for stream in decoding))
+
+
+def _decode_run(stream: Stream) -> StreamRun:
+    return StreamRun(stream, stream.stored, stream.stored + 1, samples=True)
+
+
+def _tail_run(stream: Stream, size: int) -> StreamRun:
+    stop = stream.stored + size
+    return StreamRun(stream, stream.stored, stop, samples=stop == len(stream.question.token_ids))
