@@ -78,7 +78,8 @@ class Admission:
     def submit(self, state: DocumentState, claims: list[Claim]) -> None:
         """Queue a document. Path and any one claim must fit an empty pool; keys are unique among unfinished documents."""
         path_pages = self.tree.path_pages(state.document.segments)
-        assert claims and state.document.key not in self._entries
+        assert claims
+        assert state.document.key not in self._entries
         largest_pages = max(self.pool.pages_for(claim.tokens) for claim in claims)
         assert path_pages + largest_pages <= self.pool.page_count
         self._entries[state.document.key] = self._queue[state.document.key] = _Entry(state, deque(claims), largest_pages)

@@ -52,7 +52,7 @@ class SchedulerLimits:
 class EngineConfig(BaseModel):
     """The `engine:` section. Frozen; an unknown key is refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     layout: Layout = "split"
     """`split`: shared document pages, private stream pages. `interleaved`: the published method, one KV row a request."""
@@ -109,10 +109,8 @@ class EngineConfig(BaseModel):
             raise ValueError("kv_tokens is still auto: resolve the config first")
         return self.kv_tokens // self.page_size
 
-    def resolve(
-        self, *, device: Literal["cpu", "cuda"], dtype: Literal["float32", "bfloat16", "float16"], kv_tokens: int
-    ) -> EngineConfig:
+    def resolve(self, *, device: Literal["cpu", "cuda"], dtype: Literal["float32", "bfloat16", "float16"], kv_tokens: int) -> EngineConfig:
         """A new config whose `auto` values are the ones given; values that the user set stay."""
         given = self.model_dump()
         offered = {"device": device, "dtype": dtype, "kv_tokens": kv_tokens, "streams": self.limits.streams}
-        return EngineConfig(**{key: offered[key] if value == "auto" else value for key, value in given.items()})
+        return EngineConfig.model_validate({key: offered[key] if value == "auto" else value for key, value in given.items()})

@@ -105,7 +105,8 @@ class InterleavedScheduler:
     def check_integrity(self) -> bool:
         self._admission.check_integrity([row.claim for row in self._rows.values()])
         for request, row in self._rows.items():
-            assert request.pages == row.claim.pages and not row.done
+            assert request.pages == row.claim.pages
+            assert not row.done, "a finished request was kept"
             assert len(request.sids) <= row.claim.tokens, "a request is over its budget"
             for sid, stream in enumerate(request.streams):
                 assert request.sids.count(sid) == stream.stored, "slots of a stream and its stored tokens disagree"

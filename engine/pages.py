@@ -55,7 +55,8 @@ class PagePool:
         """Fail unless the free runs are in range, ascending, apart and sum to `available`."""
         end = -1
         for start, length in zip(self._starts, self._lengths, strict=True):
-            assert start > end and length > 0, f"free run at {start} touches the run that ends at {end}"
+            assert length > 0, f"free run at {start} is empty"
+            assert start > end, f"free run at {start} touches the run that ends at {end}"
             end = start + length
         assert end <= self.page_count, f"free run ends at {end} of {self.page_count} pages"
         assert sum(self._lengths) == self._available, f"{sum(self._lengths)} pages in runs, {self._available} counted"
@@ -78,7 +79,8 @@ class PagePool:
         at = bisect_left(self._starts, page)
         before_end = self._starts[at - 1] + self._lengths[at - 1] if at else -1
         after_start = self._starts[at] if at < len(self._starts) else self.page_count + 1
-        assert 0 <= page < self.page_count and before_end <= page < after_start, f"page {page} is free already or out of range"
+        assert 0 <= page < self.page_count, f"page {page} of a pool of {self.page_count}"
+        assert before_end <= page < after_start, f"page {page} is free already"
         joins_before, joins_after = before_end == page, after_start == page + 1
         if joins_before and joins_after:
             self._lengths[at - 1] += 1 + self._lengths[at]

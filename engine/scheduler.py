@@ -108,7 +108,8 @@ class SplitScheduler:
         self._admission.check_integrity(list(self._live.values()))
         for stream_id, claim in self._live.items():
             (stream,) = claim.streams
-            assert stream.stream_id == stream_id and stream.pages == claim.pages
+            assert stream.stream_id == stream_id
+            assert stream.pages == claim.pages
             check_stream(stream)
         return True
 

@@ -1,4 +1,7 @@
-"""The life of a stream, for both layouts: waiting, tail, decode, done. Only the schedulers call this, and nothing else writes a `Stream`."""
+"""The life of a stream, for both layouts: waiting, tail, decode, done.
+
+Only the schedulers call this, and nothing else writes a `Stream`.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,7 @@ def check_stream(stream: Stream) -> None:
     assert stream.phase in (Phase.TAIL, Phase.DECODE), f"a live stream is {stream.phase.value}"
     assert len(stream.answer_token_ids) < stream.question.sampling.max_new_tokens, "a live stream is at its budget"
     if stream.phase is Phase.TAIL:
-        assert stream.stored < tail and not stream.answer_token_ids, "a tail is stored without an answer token"
+        assert stream.stored < tail, "a tail is stored and its stream does not decode"
+        assert not stream.answer_token_ids, "a stream answered before its tail was stored"
     else:
         assert stream.stored == tail + len(stream.answer_token_ids) - 1, "stored tokens and answer tokens disagree"
