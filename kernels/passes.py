@@ -11,7 +11,8 @@ except through the shape of matrix products; `row_block` fixes that too: documen
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -60,6 +61,7 @@ class SharedPass:
 
 
 OwnPass = CausalPass | PaddedPass | StreamMaskPass
+AnyPass = TypeVar("AnyPass", CausalPass, PaddedPass, StreamMaskPass, SharedPass)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +114,26 @@ def plan_masked(batch: MaskedBatch, row_block: int | None = None) -> AttentionPl
     return AttentionPlan(tuple(own), tuple(shared), row_block)
 
 
+def to_device(plan: AttentionPlan, device: torch.device) -> AttentionPlan:
+    """The plan with its tensors on `device`; the plan itself where they are already."""
+    if device.type == "cpu":
+        return plan
+    return AttentionPlan(
+        tuple(_moved(own, device) for own in plan.own), tuple(_moved(shared, device) for shared in plan.shared), plan.row_block
+    )
+
+
 def as_run(indices: Tensor) -> Run:
     """A slice where `indices` count up by one."""
     start, count = int(indices[0]), len(indices)
     if int(indices[-1]) - start == count - 1 and bool((indices[1:] - indices[:-1] == 1).all()):
         return slice(start, start + count)
     return indices
+
+
+def _moved(part: AnyPass, device: torch.device) -> AnyPass:
+    tensors = {f.name: getattr(part, f.name) for f in fields(part) if isinstance(getattr(part, f.name), Tensor)}
+    return replace(part, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
 
 
 def _add_long_run(row_start: int, row_count: int, slots: Tensor, own: list[OwnPass], shared: list[SharedPass]) -> None:

@@ -23,6 +23,7 @@ DEVICE_HALF = {
     "kv_pool",
     "model_sglang",
     "model_transformers",
+    "row_blocks",
     "sampler",
     "sglang_compat",
 }

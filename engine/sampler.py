@@ -1,0 +1,105 @@
+"""Drawing tokens: every row with its own temperature, cuts and seed.
+
+Random numbers are counted, not stateful: the number of a token is a function of (seed, index in the answer) alone, so a draw depends neither
+on the rows around it, nor on the step it happens in, nor on a restart. Knows nothing of streams.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from askmany.engine.request import Sampling
+
+NUCLEUS_FIRST = 512  # tokens in which most nuclei end: finding the largest few is much cheaper than sorting a vocabulary
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A token with its log-probability (nats, of the model's own distribution) and the gap between the two largest logits."""
+
+    token_id: int
+    logprob: float
+    margin: float
+
+
+def draw(logits: Tensor, samplings: list[Sampling], indices: list[int]) -> list[Drawn]:
+    """One token for each row of `logits` [N, V]; row i is answer token `indices[i]` of a stream that samples by `samplings[i]`.
+
+    Greedy rows take the largest logit (the lowest id among equals). Others: logits / temperature, then `top_k`, then `top_p` over what is left
+    (tokens as likely as the last one kept are kept), then the token at which the cumulated probability, in the order of ids, passes
+    the row's random number.
+    """
+    logits = logits.float()
+    best = torch.topk(logits, min(2, logits.shape[1]), dim=-1)
+    chosen, margins = best.indices[:, 0], best.values[:, 0] - best.values[:, -1]
+    _settle_ties(logits, chosen, margins)
+    sampled = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
+    if sampled:
+        chosen[sampled] = _sample(logits[sampled], [samplings[row] for row in sampled], [indices[row] for row in sampled])
+    picked = logits.gather(1, chosen[:, None])[:, 0]
+    logprobs = (picked - torch.logsumexp(logits, dim=-1)).tolist()
+    return [Drawn(*values) for values in zip(chosen.tolist(), logprobs, margins.tolist(), strict=True)]
+
+
+def uniform(seed: int, index: int) -> float:
+    """A number in [0, 1), evenly spread over (seed, index): two rounds of the splitmix64 finaliser (Steele, Lea, Flood 2014)."""
+    return (_mix(_mix(seed & _MASK) + index) >> 11) / (1 << 53)
+
+
+def _mix(value: int) -> int:
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def _settle_ties(logits: Tensor, chosen: Tensor, margins: Tensor) -> None:
+    """Where the two largest logits are equal, choose the lowest id that has them."""
+    for row in torch.nonzero(margins == 0)[:, 0].tolist():
+        chosen[row] = torch.nonzero(logits[row] == logits[row].max())[0, 0]
+
+
+def _sample(logits: Tensor, samplings: list[Sampling], indices: list[int]) -> Tensor:
+    """[N] int64 token ids for rows that all have a temperature."""
+    column = {"device": logits.device, "dtype": torch.float64}
+    temperatures = torch.tensor([s.temperature for s in samplings], **column)[:, None]
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)).double() / temperatures
+    weights = torch.exp(_keep_top_k(scaled, [s.top_k for s in samplings]))  # [N, V], the largest is 1
+    weights = _keep_top_p(weights, [s.top_p for s in samplings])
+    cumulated = torch.cumsum(weights, dim=-1)
+    numbers = torch.tensor([uniform(s.seed, index) for s, index in zip(samplings, indices, strict=True)], **column)[:, None]
+    return (cumulated <= numbers * cumulated[:, -1:]).sum(dim=-1)
+
+
+def _keep_top_k(scaled: Tensor, top_ks: list[int]) -> Tensor:
+    """Logits with all but each row's `top_k` largest at -inf; a row with `top_k` 0 stays."""
+    vocabulary = scaled.shape[1]
+    rows = [row for row, k in enumerate(top_ks) if 0 < k < vocabulary]
+    for row in rows:
+        least = torch.topk(scaled[row], top_ks[row]).values[-1]
+        scaled[row] = scaled[row].masked_fill(scaled[row] < least, float("-inf"))
+    return scaled
+
+
+def _keep_top_p(weights: Tensor, top_ps: list[float]) -> Tensor:
+    """Weights with all but each row's nucleus at 0: the fewest tokens, likeliest first, whose share reaches `top_p`."""
+    for row, top_p in enumerate(top_ps):
+        if top_p < 1:
+            weights[row] = weights[row].masked_fill(weights[row] < _least_of_nucleus(weights[row], top_p), 0.0)
+    return weights
+
+
+def _least_of_nucleus(weights: Tensor, top_p: float) -> Tensor:
+    """The weight of the last token of the nucleus; looks at the whole row only when the largest weights do not reach `top_p`."""
+    wanted = top_p * weights.sum()
+    for count in (min(NUCLEUS_FIRST, len(weights)), len(weights)):
+        ordered = torch.topk(weights, count).values
+        cumulated = torch.cumsum(ordered, dim=0)
+        if cumulated[-1] >= wanted:
+            break
+    last = int((cumulated < wanted).sum())
+    return ordered[min(last, len(ordered) - 1)]
