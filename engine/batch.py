@@ -1,7 +1,7 @@
 """From a step's plan to tensors: the one place where host lists become model inputs and attention items.
 
-Builds on the CPU whatever the device is; the model moves the few tensors it needs. Rows stand in the plan's order. Knows nothing of weights,
-sampling or memory: slots are numbers here.
+Builds on the CPU whatever the device is; the model moves the few tensors it needs. Rows stand in the plan's order. Knows nothing of
+weights, sampling or memory: slots are numbers here.
 """
 
 from __future__ import annotations

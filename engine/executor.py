@@ -28,7 +28,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> list[Sampled]:
-        """One forward pass; one `Sampled` for each run that samples, in plan order. Raises EngineError when the device or the model fails."""
+        """One forward pass; one `Sampled` for each run that samples, in plan order. Raises EngineError when device or model fail."""
         batch = build_batch(plan, self.page_size, self.pool.slots)
         try:
             drawn = self._draw(batch)
@@ -36,7 +36,9 @@ class TorchExecutor:
             raise EngineError(f"a step of {plan.tokens} tokens failed on {self.model.device}: {error}") from error
         for stream, token in zip(batch.sampled_streams, drawn, strict=True):
             if math.isnan(token.logprob):
-                raise EngineError(f"the model gave NaN logits for question {stream.question.question_id!r} of {stream.document.document.key!r}")
+                raise EngineError(
+                    f"the model gave NaN logits for question {stream.question.question_id!r} of {stream.document.document.key!r}"
+                )
         return [Sampled(stream, d.token_id, d.logprob, d.margin) for stream, d in zip(batch.sampled_streams, drawn, strict=True)]
 
     def release(self, streams: list[Stream]) -> None:

@@ -74,9 +74,9 @@ def _attention_hook(
     if isinstance(askmany, _Recorder):
         askmany.asked.update(name for name in UNSUPPORTED if kwargs.get(name) is not None)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rows = [x[0].transpose(0, 1).contiguous() for x in (query, key, value)]
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
     layer: int = module.layer_idx  # type: ignore[assignment]
-    return askmany.attend(layer, *rows, scale)[None], None
+    return askmany.attend(layer, q, k, v, scale)[None], None
 
 
 class TransformersModel:
@@ -85,7 +85,7 @@ class TransformersModel:
     def __init__(self, model: PreTrainedModel, deterministic: bool = False) -> None:
         """Takes `model` over: sets its attention, and its layers in deterministic mode. Raises ConfigError if it is not supported."""
         AttentionInterface.register(ATTENTION, _attention_hook)
-        self._model = model.eval()
+        self._model = model.train(False)
         self._row_block = ROWS if deterministic else None
         self.name = str(model.config.name_or_path) or type(model).__name__
         self.vocabulary = int(model.config.get_text_config().vocab_size)
@@ -106,11 +106,13 @@ class TransformersModel:
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"model {folder} cannot be loaded: {reason[:300]}") from error
-        return cls(model.to(device), deterministic)
+        model.to(device)  # type: ignore[arg-type]
+        return cls(model, deterministic)
 
     @property
     def device(self) -> torch.device:
-        return self._model.device
+        device: torch.device = self._model.device
+        return device
 
     def forward(self, batch: StepBatch, pool: KVPool) -> Tensor:
         """Run one step: stores the rows' K and V in `pool`, returns the logits [N, V] of the batch's sampled rows."""
@@ -123,7 +125,8 @@ class TransformersModel:
     def _run(self, token_ids: Tensor, positions: Tensor, sampled_rows: Tensor, step: StepAttention | _Recorder) -> Tensor:
         ids, places, rows = (x.to(self.device, non_blocking=True) for x in (token_ids, positions, sampled_rows))
         output = self._model(input_ids=ids[None], position_ids=places[None], use_cache=False, logits_to_keep=rows, askmany=step)
-        return output.logits[0]
+        logits: Tensor = output.logits
+        return logits[0]
 
     def _probe_ids(self) -> Tensor:
         return torch.arange(PROBE_TOKENS) * 7919 % self.vocabulary
@@ -132,7 +135,8 @@ class TransformersModel:
         """Logits [PROBE_TOKENS, V] of the probe prompt by Transformers' own attention."""
         try:
             self._model.set_attn_implementation("eager")
-            return self._model(input_ids=self._probe_ids()[None].to(self.device), use_cache=False).logits[0]
+            logits: Tensor = self._model(input_ids=self._probe_ids()[None].to(self.device), use_cache=False).logits
+            return logits[0]
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise ConfigError(f"model {self.name} cannot be run as a plain decoder: {' '.join(str(error).split())[:300]}") from error
 

@@ -1,9 +1,9 @@
 """Deterministic mode's model surgery: every layer computes in blocks of a fixed number of rows.
 
-Bits of a matrix product depend on its row count, so a stream's logits would change in the last bit when siblings come and go. Inside a block
-of fixed size they depend on the row's own values alone, not on its place nor on its neighbours (measured for fp32 on x86 with 1, 2 and
-more threads). Activations need more care on a CPU: a vector loop and its scalar remainder round `exp` differently, so they run row by row.
-Costs about the rows that padding adds, and a Python loop per activation. Attention has its own blocks (`kernels/passes`).
+Bits of a matrix product depend on its row count, so a stream's logits would change in the last bit when siblings come and go. Inside a
+block of fixed size they depend on the row's own values alone, not on its place nor on its neighbours (measured for fp32 on x86 with 1, 2
+and more threads). Activations need more care on a CPU: a vector loop and its scalar remainder round `exp` differently, so they run row
+by row. Costs about the rows that padding adds, and a Python loop per activation. Attention has its own blocks (`kernels/passes`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class RowBlocks(nn.Module):
         count = flat.shape[0]
         padded = flat.new_zeros(-(-count // self.rows) * self.rows, flat.shape[1])
         padded[:count] = flat
-        parts = [self.inner(block) for block in padded.split(self.rows)] or [self.inner(padded)]
-        return torch.cat(parts)[:count].view(*x.shape[:-1], -1)
+        done = torch.cat([self.inner(block) for block in torch.split(padded, self.rows)])[:count]
+        return done.view(*x.shape[:-1], done.shape[1])
 
 
 def in_row_blocks(model: nn.Module) -> None:

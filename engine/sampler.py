@@ -1,7 +1,7 @@
 """Drawing tokens: every row with its own temperature, cuts and seed.
 
-Random numbers are counted, not stateful: the number of a token is a function of (seed, index in the answer) alone, so a draw depends neither
-on the rows around it, nor on the step it happens in, nor on a restart. Knows nothing of streams.
+Random numbers are counted, not stateful: the number of a token is a function of (seed, index in the answer) alone, so a draw depends
+neither on the rows around it, nor on the step it happens in, nor on a restart. Knows nothing of streams.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Drawn:
 def draw(logits: Tensor, samplings: list[Sampling], indices: list[int]) -> list[Drawn]:
     """One token for each row of `logits` [N, V]; row i is answer token `indices[i]` of a stream that samples by `samplings[i]`.
 
-    Greedy rows take the largest logit (the lowest id among equals). Others: logits / temperature, then `top_k`, then `top_p` over what is left
-    (tokens as likely as the last one kept are kept), then the token at which the cumulated probability, in the order of ids, passes
+    Greedy rows take the largest logit (the lowest id among equals). Others: logits / temperature, then `top_k`, then `top_p` over what
+    is left (tokens as likely as the last one kept are kept), then the token at which the cumulated probability, in the order of ids, passes
     the row's random number.
     """
     logits = logits.float()
@@ -65,14 +65,17 @@ def _settle_ties(logits: Tensor, chosen: Tensor, margins: Tensor) -> None:
 
 def _sample(logits: Tensor, samplings: list[Sampling], indices: list[int]) -> Tensor:
     """[N] int64 token ids for rows that all have a temperature."""
-    column = {"device": logits.device, "dtype": torch.float64}
-    temperatures = torch.tensor([s.temperature for s in samplings], **column)[:, None]
+    temperatures = _column([s.temperature for s in samplings], logits.device)
     scaled = (logits - logits.amax(dim=-1, keepdim=True)).double() / temperatures
     weights = torch.exp(_keep_top_k(scaled, [s.top_k for s in samplings]))  # [N, V], the largest is 1
     weights = _keep_top_p(weights, [s.top_p for s in samplings])
     cumulated = torch.cumsum(weights, dim=-1)
-    numbers = torch.tensor([uniform(s.seed, index) for s, index in zip(samplings, indices, strict=True)], **column)[:, None]
+    numbers = _column([uniform(s.seed, index) for s, index in zip(samplings, indices, strict=True)], logits.device)
     return (cumulated <= numbers * cumulated[:, -1:]).sum(dim=-1)
+
+
+def _column(values: list[float], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
 
 
 def _keep_top_k(scaled: Tensor, top_ks: list[int]) -> Tensor:

@@ -14,7 +14,9 @@ from torch import Tensor
 MAX_SCORES = 1 << 26  # elements of the score block that the general path may hold at once (256 MB in fp32)
 
 
-def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor | None = None, causal: bool = False) -> tuple[Tensor, Tensor]:
+def dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor | None = None, causal: bool = False
+) -> tuple[Tensor, Tensor]:
     """Attention of `q` [B, H, M, D] over `k`, `v` [B, H, L, D], L >= 1; B and H of the keys may be expanded (stride 0).
 
     `visible` [B or 1, 1, M, L] bool hides keys from rows (every row must see one); `causal`, which needs L == M, hides the keys after the

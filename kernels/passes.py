@@ -4,8 +4,9 @@ A plan turns the items of `layout` into passes: contiguous rows and slots become
 one padded batch, and what depends only on lengths (masks, indices) is made here and not once a layer.
 
 Order of the passes: first those that hold each row's own keys (every row of the step's items is in exactly one of them), then the document
-passes, ancestors before descendants, which are merged into the first. A row's result therefore never depends on which other rows ride along,
-except through the shape of matrix products; `row_block` fixes that too: document passes then run in products of exactly `row_block` rows.
+passes, ancestors before descendants, which are merged into the first. A row's result therefore never depends on which other rows ride
+along, except through the shape of matrix products; `row_block` fixes that too: document passes then run in products of exactly
+`row_block` rows.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class SharedPass:
 
 
 OwnPass = CausalPass | PaddedPass | StreamMaskPass
-AnyPass = TypeVar("AnyPass", CausalPass, PaddedPass, StreamMaskPass, SharedPass)
+AnyPass = TypeVar("AnyPass", bound=OwnPass | SharedPass)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def plan_split(batch: SplitBatch, row_block: int | None = None) -> AttentionPlan
 def plan_masked(batch: MaskedBatch, row_block: int | None = None) -> AttentionPlan:
     """The passes of the interleaved layout: the leading document keys of an item are visible to all its rows and become a document pass.
 
-    With `row_block`, each stream's own keys are picked out of the row, so that no product's shape depends on a sibling.
+    With `row_block`, the keys of each row's own stream are picked out, so that no product's shape depends on a sibling.
     """
     own: list[OwnPass] = []
     shared: list[SharedPass] = []
@@ -109,7 +110,7 @@ def plan_masked(batch: MaskedBatch, row_block: int | None = None) -> AttentionPl
             seen = len(item.slots) - cached - item.row_count
             own.append(StreamMaskPass(rows, as_run(item.slots[cached:]), seen, batch.q_sid[rows], key_sid[cached:]))
         else:
-            short += _by_stream(item, cached, batch.q_sid, key_sid)
+            short += _row_by_row(item, cached, batch.q_sid, key_sid)
     own += _padded_passes(short)
     return AttentionPlan(tuple(own), tuple(shared), row_block)
 
@@ -144,13 +145,14 @@ def _add_long_run(row_start: int, row_count: int, slots: Tensor, own: list[OwnPa
         shared.append(SharedPass(rows, as_run(slots[:cached])))
 
 
-def _by_stream(item: MaskedItem, cached: int, q_sid: Tensor, key_sid: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """The rows and own slots of each stream of an interleaved request; its last rows are the newest of its slots."""
-    sids = q_sid[item.row_start : item.row_start + item.row_count]
+def _row_by_row(item: MaskedItem, cached: int, q_sid: Tensor, key_sid: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Each row with the slots of its stream up to its own: neither siblings nor the pieces that a tail is fed in change its shape."""
+    own_slots, own_sid = item.slots[cached:], key_sid[cached:]
     found = []
-    for sid in torch.unique(sids).tolist():
-        rows = torch.nonzero(sids == sid)[:, 0] + item.row_start
-        found.append((rows, item.slots[cached:][(key_sid[cached:] == sid)]))
+    for row in range(item.row_count):
+        seen = len(own_slots) - item.row_count + row + 1
+        mine = own_slots[:seen][own_sid[:seen] == q_sid[item.row_start + row]]
+        found.append((torch.tensor([item.row_start + row], device=item.slots.device), mine))
     return found
 
 

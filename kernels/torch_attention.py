@@ -1,8 +1,9 @@
 """Both layouts' attention in PyTorch operations, fast where keys are shared: the CPU path, and any other device's until it has kernels.
 
-Equal to `reference` on the same items. Runs the passes that `passes` prepared: a document pass is one product of all its rows x G queries of
-a KV head against the document's keys, read through a view; own keys are a causal square, or a padded batch over many streams; parts
-are merged by log-sum-exp in fp32. Letters as in `reference`: T rows, S slots, HQ query heads, HKV KV heads, G = HQ // HKV, D head dim.
+Equal to `reference` on the same items. Runs the passes that `passes` prepared: a document pass is one product of all its rows x G
+queries of a KV head against the document's keys, read through a view; own keys are a causal square, or a padded batch over many streams;
+parts are merged by log-sum-exp in fp32. Letters as in `reference`: T rows, S slots, HQ query heads, HKV KV heads, G = HQ // HKV, D head
+dim.
 """
 
 from __future__ import annotations

@@ -53,7 +53,9 @@ def split_case(rng: random.Random, pool: Pool, documents: int, max_streams: int,
     return SplitBatch(tuple(shared), tuple(private)), rows
 
 
-def masked_case(rng: random.Random, pool: Pool, requests: int, max_streams: int, max_document: int, max_own: int) -> tuple[MaskedBatch, int]:
+def masked_case(
+    rng: random.Random, pool: Pool, requests: int, max_streams: int, max_document: int, max_own: int
+) -> tuple[MaskedBatch, int]:
     """Interleaved requests with ragged rows, and document chunks being prefilled."""
     slot_sid = torch.full((pool.k.shape[0],), -1, dtype=torch.int32)
     items, q_sid, rows = [], [], 0

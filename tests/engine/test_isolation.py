@@ -1,0 +1,80 @@
+"""A stream's logits are those of its lone prompt, whatever rides along; with `deterministic` they are bit-identical too.
+
+Every run starts in NaN-filled memory and refills freed pages with NaN before each step.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from askmany.engine.config import EngineConfig
+from askmany.engine.engine import Engine
+from askmany.engine.request import Document, Question, Sampling, StreamResult
+from tests.helpers.tiny_models import CONFIGS, VOCABULARY, tiny_model
+from tests.helpers.torch_engines import Key, lone_logits, recording_engine
+
+LAYOUTS = ("split", "interleaved")
+TOLERANCE = 1e-4
+
+
+def tokens(rng: random.Random, count: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(VOCABULARY) for _ in range(count))
+
+
+def random_document(rng: random.Random, key: str, instruction: tuple[int, ...], questions: int, max_document: int = 90) -> Document:
+    segments = (*((instruction,) if instruction else ()), tokens(rng, rng.randint(1, max_document)))
+    asked = tuple(Question(f"q{i}", tokens(rng, rng.randint(1, 20)), Sampling(rng.randint(1, 10))) for i in range(questions))
+    return Document(key, segments, asked)
+
+
+def random_config(rng: random.Random, layout: str, **fixed: Any) -> EngineConfig:
+    rows = rng.choice([1, 3, 8, 16])
+    drawn: dict[str, Any] = {
+        "layout": layout,
+        "batching": rng.choice(["continuous", "run_to_completion"]) if layout == "interleaved" else "continuous",
+        "device": "cpu",
+        "dtype": "float32",
+        "page_size": rng.choice([1, 4, 8, 16]),
+        "kv_tokens": rng.choice([640, 2048]),
+        "max_rows": rows,
+        "streams": rng.choice([1, 2, 5, 8]),
+        "step_tokens": max(rows, rng.choice([16, 64, 256])),
+        "prefill_chunk": rng.choice([7, 16, 128]),
+        "tail_piece": rng.choice([4, 16]),
+    }
+    return EngineConfig(**(drawn | fixed))
+
+
+def run_late_arrivals(engine: Engine, documents: list[Document], rng: random.Random) -> dict[Key, StreamResult]:
+    """Submit the first document, the others after a few steps each, and run to the end."""
+    results: list[StreamResult] = []
+    for document in documents:
+        engine.submit(document)
+        for _ in range(rng.randint(0, 6)):
+            results += engine.step()
+    results += engine.drain()
+    return {(result.document_key, result.question_id): result for result in results}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_equal_the_lone_prompt(name: str, layout: str) -> None:
+    """25 random cases for each model and layout: documents, questions, page sizes, budgets, and documents that arrive late."""
+    model = tiny_model(name)
+    for seed in range(25):
+        rng = random.Random(f"{name} {layout} {seed}")
+        engine, recorder = recording_engine(model, random_config(rng, layout))
+        instruction = tokens(rng, rng.choice([0, 1, 6]))
+        documents = [random_document(rng, f"d{i}", instruction, rng.randint(1, 6)) for i in range(rng.randint(1, 3))]
+        results = run_late_arrivals(engine, documents, rng)
+        for document in documents:
+            for question in document.questions:
+                result = results[document.key, question.question_id]
+                wanted = lone_logits(model, document, question.question_id, result.answer_token_ids)
+                got = torch.stack(recorder.logits[document.key, question.question_id])
+                torch.testing.assert_close(got, wanted, rtol=0, atol=TOLERANCE)
+                assert result.answer_token_ids == tuple(got.argmax(dim=-1).tolist())
