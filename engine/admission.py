@@ -9,11 +9,11 @@ until its last claim has ended, so paths can lie in the pool while none of their
 
     pages of all held paths + the largest claim of any document that holds one <= pages of the pool            (*)
 
-still holds afterwards. Starting and ending claims does not change the left side, and a path that goes only lowers it, so (*) is true for
-good. Now let nothing be live. Pages are free, of unreferenced nodes (evictable), or of held paths. Claims start in order of submission and
-only a document with `max_per_document` live claims is passed over, of which there is none now: so the first claim in order belongs to a
-document that holds its path, and by (*) it fits; or no document holds a path, and path and claim fit the empty pool, or `submit` would
-have refused them. Either way it starts.
+still holds afterwards. Starting and ending claims does not change the left side, and a path that goes only lowers it, so (*) stays true.
+Now let nothing be live. Claims start in order of submission, and only a document with `max_per_document` live claims is passed over, of
+which there is none now: so documents that hold their path come before all others. Pages are free, of unreferenced nodes (evictable), or
+of held paths. If any document holds its path, the first claim in order is one of its claims and fits by (*); if none does, path and
+claim fit the empty pool, or they had been refused before `submit`. Either way it starts.
 
 Why nobody starves. Nothing that comes later starts while an earlier claim waits for pages or for a place, so freed pages gather for it.
 """

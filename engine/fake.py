@@ -106,7 +106,7 @@ class FakeExecutor:
             self._feed_masked(masked)
         for chunk in plan.chunks:  # last: what is stored by this step's chunks was not complete for its runs
             self._feed_chunk(chunk)
-        split = [self._sample(run.stream, run.stream, run.stop, -1) for run in plan.runs if run.samples]
+        split = [self._sample_run(run) for run in plan.runs if run.samples]
         return split + [self._sample_entry(masked, masked.entries[i]) for masked in plan.masked for i in masked.samples]
 
     def release(self, streams: list[Stream]) -> None:
@@ -182,8 +182,13 @@ class FakeExecutor:
         page.filled += 1
         page.sums[sid] = page.sums.get(sid, 0) + token_id
 
+    def _sample_run(self, run: StreamRun) -> Sampled:
+        self._check_stored(run.stream, run.stop)
+        return self._sample(run.stream, run.stream, run.stop, -1)
+
     def _sample_entry(self, run: MaskedRun, entry: tuple[int, int]) -> Sampled:
         sid, index = entry
+        self._check_stored(run.request, run.start + len(run.entries))
         return self._sample(run.request.streams[sid], run.request, index + 1, sid)
 
     def _sample(self, stream: Stream, owner: Owner, fed: int, sid: int) -> Sampled:
@@ -194,6 +199,10 @@ class FakeExecutor:
         total = sum(self._sum(node, -1) for node in stream.document.path) + self._sum(owner, sid) - sum(answer) + len(answer)
         token_id = (total + (question.sampling.seed if question.sampling.temperature > 0 else 0)) % self._vocab_size
         return Sampled(stream, token_id, LOGPROB, 1 + token_id / self._vocab_size)
+
+    def _check_stored(self, owner: Owner, fed: int) -> None:
+        if self._stored(owner) != fed:
+            raise PlanError(f"the pages of a stream or request hold {self._stored(owner)} of its {fed} tokens")
 
     def _stored(self, owner: Owner) -> int:
         return sum(page.filled for page in self._own_pages(owner))
