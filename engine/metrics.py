@@ -7,11 +7,12 @@ prefix once per live stream and step. `kv_*_alone` is that second figure for the
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, fields
 
 from askmany.engine.prefix_tree import PrefixNode
 from askmany.engine.request import Phase
-from askmany.engine.step import MaskedRun, StepPlan, StreamRun
+from askmany.engine.step import MaskedRun, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +108,16 @@ def _kv_reads(plan: StepPlan) -> tuple[int, int]:
         shared.update(chunk.node.ancestors)
         own += chunk.start
         alone += chunk.node.start + chunk.start
-    for run in plan.runs:
-        shared.update(run.stream.document.path)
-        own += run.start
-        alone += _alone(run)
+    private = sum(run.start for run in plan.runs)
+    own += private
+    alone += private
+    for state, rows in Counter(run.stream.document for run in plan.runs).items():
+        shared.update(state.path)
+        alone += rows * state.document.prefix_tokens
     for masked in plan.masked:
         own += masked.request.document.document.prefix_tokens + masked.start
         alone += _alone_masked(masked)
     return own + sum(node.stored for node in shared), alone
-
-
-def _alone(run: StreamRun) -> int:
-    return run.stream.document.document.prefix_tokens + run.start
 
 
 def _alone_masked(run: MaskedRun) -> int:

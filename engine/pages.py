@@ -48,8 +48,12 @@ class PagePool:
 
     def free(self, pages: list[int]) -> None:
         """Give pages back; a page that is free already is a bug and fails."""
-        for page in pages:
-            self._put(page)
+        ordered = sorted(pages)
+        start = 0
+        for end in range(1, len(ordered) + 1):
+            if end == len(ordered) or ordered[end] != ordered[end - 1] + 1:
+                self._put(ordered[start], end - start)
+                start = end
 
     def check(self) -> None:
         """Fail unless the free runs are in range, ascending, apart and sum to `available`."""
@@ -75,22 +79,21 @@ class PagePool:
         self._available -= count
         return list(range(start, start + count))
 
-    def _put(self, page: int) -> None:
-        at = bisect_left(self._starts, page)
+    def _put(self, start: int, length: int) -> None:
+        end = start + length
+        at = bisect_left(self._starts, start)
         before_end = self._starts[at - 1] + self._lengths[at - 1] if at else -1
         after_start = self._starts[at] if at < len(self._starts) else self.page_count + 1
-        assert 0 <= page < self.page_count, f"page {page} of a pool of {self.page_count}"
-        assert before_end <= page < after_start, f"page {page} is free already"
-        joins_before, joins_after = before_end == page, after_start == page + 1
-        if joins_before and joins_after:
-            self._lengths[at - 1] += 1 + self._lengths[at]
+        assert start >= 0, f"page {start} of a pool of {self.page_count}"
+        assert end <= self.page_count, f"page {end - 1} of a pool of {self.page_count}"
+        assert before_end <= start, f"page {start} is free already"
+        assert end <= after_start, f"page {after_start} is free already"
+        if after_start == end:
+            length += self._lengths[at]
             del self._starts[at], self._lengths[at]
-        elif joins_before:
-            self._lengths[at - 1] += 1
-        elif joins_after:
-            self._starts[at] = page
-            self._lengths[at] += 1
+        if before_end == start:
+            self._lengths[at - 1] += length
         else:
-            self._starts.insert(at, page)
-            self._lengths.insert(at, 1)
-        self._available += 1
+            self._starts.insert(at, start)
+            self._lengths.insert(at, length)
+        self._available += end - start

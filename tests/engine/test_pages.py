@@ -49,10 +49,16 @@ def test_bugs_of_the_caller_fail() -> None:
         pool.free([2])
     with pytest.raises(AssertionError, match="page 4 of a pool of 4"):
         pool.free([4])
+    with pytest.raises(AssertionError, match="page -1 of a pool of 4"):
+        pool.free([-1])
     pages = pool.allocate(3)
+    with pytest.raises(AssertionError, match="page 3 is free already"):
+        pool.free([2, 3])
     pool.free(pages)
     with pytest.raises(AssertionError, match="free already"):
         pool.free(pages)
+    with pytest.raises(AssertionError, match="page 0 is free already"):
+        pool.free([*pool.allocate(1), 0])
 
 
 @given(st.integers(1, 40), st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.randoms(use_true_random=False)), max_size=60))
