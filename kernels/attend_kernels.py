@@ -35,10 +35,9 @@ def load_rows(base, b_at, m_row, D: tl.constexpr, BD: tl.constexpr, MASKED: tl.c
     at = base + b_at[:, None] + o_d[None, :]
     if MASKED:
         return tl.load(at, mask=m_row[:, None] & (o_d[None, :] < D), other=0.0)
-    elif BD != D:
+    if BD != D:
         return tl.load(at, mask=o_d[None, :] < D, other=0.0)
-    else:
-        return tl.load(at)
+    return tl.load(at)
 
 
 @triton.jit
@@ -46,8 +45,7 @@ def product(a, b, PRECISION: tl.constexpr):
     """a @ b in fp32. "widened": operands go to fp32 first, because the interpreter multiplies the bit patterns of bf16."""
     if PRECISION == "widened":
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
-    else:
-        return tl.dot(a, b, input_precision=PRECISION)
+    return tl.dot(a, b, input_precision=PRECISION)
 
 
 @triton.jit

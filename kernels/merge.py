@@ -1,4 +1,4 @@
-"""Merge partial attention results into one output a row: the fp32 log-sum-exp merge.
+"""Merge the partial attention results of a step into one output a row: the fp32 log-sum-exp merge.
 
 The order of the partials of a row is fixed (prefix levels from the first, private keys last; splits in order), whatever its siblings do.
 """
@@ -6,49 +6,22 @@ The order of the partials of a row is fixed (prefix levels from the first, priva
 from __future__ import annotations
 
 import triton
-import triton.language as tl
+from torch import Tensor
+
+from askmany.kernels.merge_kernels import merge_partials
+from askmany.kernels.plan import WorkPlan
+from askmany.kernels.tables import LEVELS
 
 
-@triton.jit
-def merge_partials(
-    part_o, part_lse, segments, status, out, lse, so_t, so_h,
-    SEGMENTS: tl.constexpr, G: tl.constexpr, HQ: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
-    LSE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Program (t, h) merges all partials of query head h of row t. A work list that did not fit (`status`) yields NaN, not old numbers."""
-    i_row = tl.program_id(0).to(tl.int64)
-    i_head = tl.program_id(1)
-    o_d = tl.arange(0, BD)
-    m_d = o_d < D
-    b_m = float("-inf")
-    b_l = 0.0
-    b_acc = tl.zeros([BD], dtype=tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    for segment in tl.static_range(SEGMENTS):
-        at = segments + (i_row * SEGMENTS + segment) * 3
-        splits = tl.load(at)
-        stride = tl.load(at + 2).to(tl.int64)
-        first = tl.load(at + 1).to(tl.int64) + (i_head // G) * splits * stride + i_head % G
-        for start in range(0, splits, BS):
-            o_split = start + tl.arange(0, BS)
-            m_split = o_split < splits
-            o_part = first + o_split * stride  # [BS]
-            b_lse = tl.load(part_lse + o_part, mask=m_split, other=float("-inf"))  # [BS]
-            b_o = tl.load(part_o + o_part[:, None] * D + o_d[None, :], mask=m_split[:, None] & m_d[None, :], other=0.0)  # [BS, BD]
-            b_new = tl.maximum(b_m, tl.max(b_lse, 0))
-            b_safe = tl.where(b_new == float("-inf"), 0.0, b_new)
-            b_alpha = tl.exp(b_m - b_safe)
-            b_w = tl.exp(b_lse - b_safe)  # [BS]
-            b_l = b_l * b_alpha + tl.sum(b_w, 0)
-            b_acc = b_acc * b_alpha + tl.sum(b_o * b_w[:, None], 0)
-            b_m = b_new
-    b_sum = tl.where(b_l > 0, b_l, 1.0)  # 0: the row saw no key
-    b_o = b_acc / b_sum
-    b_total = tl.where(b_l > 0, b_m + tl.log(b_sum), float("-inf"))
-    if tl.load(status) != 0:
-        b_o = b_o + float("nan")
-        b_total = b_total + float("nan")
-    tl.store(out + i_row * so_t + i_head * so_h + o_d, b_o.to(out.dtype.element_ty), mask=m_d)
-    if LSE:
-        tl.store(lse + i_row * HQ + i_head, b_total)
+def merge(part_o: Tensor, part_lse: Tensor, plan: WorkPlan, out: Tensor, lse: Tensor | None, overlap: bool) -> None:
+    """Fill `out` [T, HQ, D] and, if given, `lse` [T, HQ] from the partials that the work list of `plan` describes.
+
+    `overlap`: launch while the kernel before still runs (programmatic dependent launch, sm_90 and later).
+    """
+    shape = plan.shape
+    options = {"launch_pdl": True} if overlap else {}
+    merge_partials[(out.shape[0], shape.q_heads)](
+        part_o, part_lse, plan.segments, plan.status, out, part_lse if lse is None else lse, out.stride(0), out.stride(1),
+        SEGMENTS=LEVELS + 1, G=shape.group, HQ=shape.q_heads, D=shape.head_dim, BD=triton.next_power_of_2(shape.head_dim),
+        BS=16, LSE=lse is not None, PDL=overlap, num_warps=2, **options,
+    )  # fmt: skip

@@ -50,7 +50,9 @@ def default_capacity(shape: AttentionShape, tiles: Tiles, limits: StepLimits, ch
     if chunking.deterministic:
         keys = limits.pages * shape.page_size
         shared = pairs * (1 + keys // chunking.shared_tokens)
-        single = groups * (row_tiles + -(-limits.rows * tiles.single_heads * shape.group // tiles.single_rows) * keys // chunking.single_tokens)
+        single = groups * (
+            row_tiles + -(-limits.rows * tiles.single_heads * shape.group // tiles.single_rows) * keys // chunking.single_tokens
+        )
     return WorkCapacity(shared + single, shared * tiles.rows + single * tiles.single_rows)
 
 

@@ -2,7 +2,7 @@
 
 Three launches: `group_rows` (which rows read node n), `size_work` (which nodes are worth sharing, how long a chunk is, where every item
 and partial result goes), `emit_work` (write it down). Letters as in `tables`; a *segment* is one run of keys of one stream: one per
-prefix level (used when the level's node is not shared) and, last, its private keys. `i_` program index, `o_` offsets, `m_` mask, `b_` values.
+prefix level (used when its node is not shared) and, last, its private keys. `i_` program index, `o_` offsets, `m_` mask, `b_` values.
 """
 
 from __future__ import annotations
@@ -192,7 +192,8 @@ def put_items(
 @triton.jit
 def emit_node(
     i_node, items, node_rows, node_row_start, node_page_start, node_length, node_plan,
-    HKV: tl.constexpr, G: tl.constexpr, BM: tl.constexpr, FIELDS: tl.constexpr, BI: tl.constexpr, SHARED: tl.constexpr, UNBOUNDED: tl.constexpr,
+    HKV: tl.constexpr, G: tl.constexpr, BM: tl.constexpr, FIELDS: tl.constexpr, BI: tl.constexpr,
+    SHARED: tl.constexpr, UNBOUNDED: tl.constexpr,
 ):  # fmt: skip
     """The items of a shared node, chunk-major: row tiles of one chunk and head are neighbours and share it in L2."""
     splits = tl.load(node_plan + i_node * 4)
@@ -207,7 +208,8 @@ def emit_node(
         b_head = (o_local // tiles) % HKV
         b_split = o_local // (tiles * HKV)
         put_items(
-            items, first_item + o_local, b_split < splits, SHARED, tl.load(node_page_start + i_node), b_split * chunk, (b_split + 1) * chunk,
+            items, first_item + o_local, b_split < splits, SHARED,
+            tl.load(node_page_start + i_node), b_split * chunk, (b_split + 1) * chunk,
             tl.load(node_length + i_node), tl.load(node_row_start + i_node), rows, b_tile * BM, b_head,
             first_partial + (b_head * splits + b_split) * rows * G, splits * rows * G, UNBOUNDED, FIELDS,
         )  # fmt: skip
@@ -267,7 +269,20 @@ def emit_work(
     if tl.load(status) == 0:
         if i_program < N:
             emit_node(
-                i_program, items, node_rows, node_row_start, node_page_start, node_length, node_plan, HKV, G, BM, FIELDS, BI, SHARED, UNBOUNDED
+                i_program,
+                items,
+                node_rows,
+                node_row_start,
+                node_page_start,
+                node_length,
+                node_plan,
+                HKV,
+                G,
+                BM,
+                FIELDS,
+                BI,
+                SHARED,
+                UNBOUNDED,
             )
         else:
             i_stream = i_program - N
@@ -296,6 +311,7 @@ def emit_work(
                             )  # fmt: skip
                 length = tl.load(stream_length + i_stream)
                 emit_segment(
-                    i_stream, LEVELS, items, tl.load(stream_page_start + i_stream), length, row, row_count, length - row_count, segment_plan,
+                    i_stream, LEVELS, items, tl.load(stream_page_start + i_stream),
+                    length, row, row_count, length - row_count, segment_plan,
                     segments, identity, LEVELS, HKV, G, HB, BM1, FIELDS, BI, SINGLE,
                 )  # fmt: skip

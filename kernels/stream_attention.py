@@ -21,9 +21,9 @@ from torch import Tensor
 
 from askmany.kernels.attend_kernels import attend_work
 from askmany.kernels.layout import SplitBatch
-from askmany.kernels.merge import merge_partials
+from askmany.kernels.merge import merge
 from askmany.kernels.plan import Chunking, WorkCapacity, WorkPlan
-from askmany.kernels.tables import LEVELS, StepLimits, StepTables, entries_of
+from askmany.kernels.tables import StepLimits, StepTables, entries_of
 from askmany.kernels.tiles import AttentionShape, Tiles, choose
 
 
@@ -59,7 +59,9 @@ class StreamAttention:
         self.tables.load(*entries_of(batch, self.shape.page_size))
         self.plan.build()
 
-    def run(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, out: Tensor | None = None, lse: Tensor | None = None) -> Tensor:
+    def run(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, out: Tensor | None = None, lse: Tensor | None = None
+    ) -> Tensor:
         """Attention of one layer: `q` [T, HQ, D] over `k_cache`, `v_cache` [S, HKV, D], as `reference.split_attention`.
 
         Writes and returns `out` [T, HQ, D] (rows of no stream: 0) and, if given, `lse` [T, HQ] fp32 (natural; -inf).
@@ -67,7 +69,7 @@ class StreamAttention:
         out = torch.empty_like(q) if out is None else out
         self._check(q, k_cache, v_cache, scale, out, lse)
         self._attend(q, k_cache, v_cache, scale)
-        self._merge(out, lse)
+        merge(self._part_o, self._part_lse, self.plan, out, lse, self._overlap)
         return out
 
     def _check(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, out: Tensor, lse: Tensor | None) -> None:
@@ -106,15 +108,6 @@ class StreamAttention:
             HB1=tiles.single_heads, BM1=tiles.single_rows, BN1=tiles.single_keys, STAGES1=tiles.single_stages,
             PAGE=shape.page_size, PRECISION=_precision(q), PDL=self._overlap,
             num_warps=tiles.warps, **options,
-        )  # fmt: skip
-
-    def _merge(self, out: Tensor, lse: Tensor | None) -> None:
-        shape, plan = self.shape, self.plan
-        options = {"launch_pdl": True} if self._overlap else {}
-        merge_partials[(out.shape[0], shape.q_heads)](
-            self._part_o, self._part_lse, plan.segments, plan.status, out, lse if lse is not None else self._part_lse,
-            out.stride(0), out.stride(1), SEGMENTS=LEVELS + 1, G=shape.group, HQ=shape.q_heads, D=shape.head_dim,
-            BD=triton.next_power_of_2(shape.head_dim), BS=16, LSE=lse is not None, PDL=self._overlap, num_warps=2, **options,
         )  # fmt: skip
 
 
