@@ -5,17 +5,20 @@
 
 The ids of prefix + tail are the ids of the whole prompt encoded in one go, or the prompt is refused with the boundary named (`seam` makes
 and proves the one between document and question). Document and question are data: a marker string in them stays text. What the operator
-wrote may hold markers.
+wrote may hold markers. Blanks at the end of a document and at the beginning of a question are left out of the prompt: the separator
+stands there, and some tokenizers join a run of blanks in a way that depends on the question's first character.
 
 Knows no model weights, no scheduler, and not how long a prompt may be (`fit`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jinja2
 from jinja2 import meta
@@ -23,15 +26,21 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from askmany.engine.chat_template import ChatTemplate, Frame, load_chat_template
-from askmany.engine.errors import ConfigError, DocumentError, QuestionError
+from askmany.engine.errors import AskmanyError, ConfigError, DocumentError, QuestionError
 from askmany.engine.seam import Seam
 from askmany.engine.tokenizer import TextTokenizer
 
+Item = TypeVar("Item", int, str)
+
 _WINDOW_CHARS = 256
-_PROBE_QUESTIONS = ("What is it?", "1984?", '"Why"', "(a) or b", "東京は?", "🙂?", "éa")
+_FIRST_BLANKS = re.compile(r"\A[^\S\x1c-\x1f]+")
+_END_BLANKS = re.compile(r"(?<![^\S\x1c-\x1f])[^\S\x1c-\x1f]+\Z")  # what tokenizers take for blanks
+_MID_WORD = "e middle?"  # makes a word of "Ends inside th"
+_PROBE_QUESTIONS = ("What is it?", "1984?", '"Why"', "(a) or b", "東京は?", "🙂?", "éa", _MID_WORD)
 PROBE_DOCUMENTS = (
     "Plain words.",
     " begins with a space, ends with a letter",
+    "Ends inside th",
     "\n\nBegins and ends with line breaks\n\n",
     "Ends with one line break.\n",
     "CRLF\r\n",
@@ -108,8 +117,7 @@ class PromptBuilder:
         documents = [self._document_part(text) for text in PROBE_DOCUMENTS]
         questions = [self._question_part(text) for text in _PROBE_QUESTIONS]
         self._seam = Seam(self._tokenizer, config.separator, self._end, documents, questions)
-        encoded = (self._tokenizer.encode(self._head + document).ids for document in documents)
-        self._instruction_ids = _common([self._tokenizer.with_front(ids) for ids in encoded])
+        self._instruction_ids = self._shared_ids(documents)
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -123,8 +131,9 @@ class PromptBuilder:
 
     def render(self, document_text: str, question_text: str) -> str:
         """The whole prompt as text, as the model's own template prints it (a BOS that the tokenizer adds is not in it)."""
-        document = _fill(self._document, document=document_text)
-        content = f"{self._lead}{document}{self._separator}{_fill(self._question, question=question_text)}"
+        document = _without_end_blanks(_fill(self._document, document=document_text))
+        question = _without_first_blanks(_fill(self._question, question=question_text))
+        content = f"{self._lead}{document}{self._separator}{question}"
         return self._chat.render(content) if self._chat else content
 
     def reference_ids(self, document_text: str, question_text: str) -> tuple[int, ...]:
@@ -147,9 +156,11 @@ class PromptBuilder:
     def tail(self, question_text: str) -> tuple[int, ...]:
         """The ids that follow any document's prefix: separator, question, the template's end.
 
-        Raises QuestionError when a token would span the document|question boundary, or when nothing is left to ask.
+        Raises QuestionError when the document|question boundary is not exact before this question, or when nothing is left to ask.
         """
-        ids = tuple(self._seam.tail_ids(self._question_part(question_text)))
+        question = self._question_part(question_text)
+        self._check_seam(self._document_part(PROBE_DOCUMENTS[0]), question_text, QuestionError)
+        ids = tuple(self._seam.tail_ids(question))
         if not ids:
             raise QuestionError("the question is empty, and so is the prompt after it")
         return ids
@@ -169,7 +180,7 @@ class PromptBuilder:
         Raises ConfigError naming the boundary and the texts that it fails for.
         """
         try:
-            for question in question_texts:
+            for question in (*question_texts, _MID_WORD):
                 self._check_whole(documents[0], question)
                 for document in documents:
                     self._check_seam(self._document_part(document), question)
@@ -186,12 +197,19 @@ class PromptBuilder:
         self._check_template(document_text, question_text)
         self._check_seam(self._document_part(document_text)[-_WINDOW_CHARS:], question_text)
 
+    def _shared_ids(self, documents: Sequence[str]) -> tuple[int, ...]:
+        """What the prompts of all these documents begin with: tokens of the operator's text alone, untouched by what follows it."""
+        operators = len(self._head) + len("".join(_common(documents)))
+        encodings = (self._tokenizer.encode(self._head + document) for document in documents)
+        own = [[i for i, span in zip(found.ids, found.offsets, strict=True) if span[1] <= operators] for found in encodings]
+        return _common([self._tokenizer.with_front(ids) for ids in own])
+
     def _document_part(self, text: str) -> str:
-        part = _fill(self._document, document=text)
+        part = _without_end_blanks(_fill(self._document, document=text))
         return part.lstrip() if self._frame.strips_left and not self._lead else part
 
     def _question_part(self, text: str) -> str:
-        part = _fill(self._question, question=text)
+        part = _without_first_blanks(_fill(self._question, question=text))
         return part.rstrip() if self._frame.strips_right else part
 
     def _check_whole(self, document_text: str, question_text: str) -> None:
@@ -199,7 +217,7 @@ class PromptBuilder:
         whole = self.reference_ids(document_text, question_text)
         parts = [token for part in (*self.segments(document_text), self.tail(question_text)) for token in part]
         if parts != list(whole):
-            raise _inexact(document_text, question_text)
+            raise DocumentError(_inexact(document_text, question_text))
         if self.leading_bos(whole) > 1:
             raise DocumentError(f"it begins with {self.leading_bos(whole)} BOS tokens")
 
@@ -213,15 +231,23 @@ class PromptBuilder:
                 f"{document_text[:20]!r} or the question {question_text[:20]!r}"
             )
 
-    def _check_seam(self, document: str, question_text: str) -> None:
+    def _check_seam(self, document: str, question_text: str, kind: type[AskmanyError] = DocumentError) -> None:
         if not self._seam.is_exact(document, self._question_part(question_text)):
-            raise _inexact(document, question_text)
+            raise kind(_inexact(document, question_text))
 
 
-def _inexact(document: str, question: str) -> DocumentError:
-    return DocumentError(
+def _without_end_blanks(text: str) -> str:
+    return _END_BLANKS.sub("", text, count=1)
+
+
+def _without_first_blanks(text: str) -> str:
+    return _FIRST_BLANKS.sub("", text, count=1)
+
+
+def _inexact(document: str, question: str) -> str:
+    return (
         "the document|question boundary: tokens of prefix and question differ from those of the whole prompt "
-        f"where {question[:20]!r} follows {document[-20:]!r}; change prompt.separator, or strip blanks before the question"
+        f"where {question[:20]!r} follows {document[-20:]!r}; change prompt.separator"
     )
 
 
@@ -232,14 +258,10 @@ def _fill(template: jinja2.Template, **text: str) -> str:
         raise ConfigError(f"prompt.{next(iter(text))}: the template fails ({type(error).__name__}: {error})") from error
 
 
-def _common(sequences: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The ids that all sequences begin with."""
-    shared: list[int] = []
-    for ids in zip(*sequences, strict=False):
-        if any(token_id != ids[0] for token_id in ids):
-            break
-        shared.append(ids[0])
-    return tuple(shared)
+def _common(sequences: Sequence[Sequence[Item]]) -> tuple[Item, ...]:
+    """The items that all sequences begin with."""
+    rows = takewhile(lambda row: len(set(row)) == 1, zip(*sequences, strict=False))
+    return tuple(row[0] for row in rows)
 
 
 def _chat(folder: Path, config: PromptConfig, now: datetime) -> ChatTemplate | None:

@@ -37,7 +37,7 @@ class Seam:
         return self._prefix_ids(head, document, self._cut)
 
     def tail_ids(self, question: str) -> list[int]:
-        """Ids of the question's part of the separator, the question and the end. Raises QuestionError when a token spans the cut."""
+        """Ids of the rest of the separator, the question and the end. Raises QuestionError when a token spans the cut."""
         return self._tail_ids(question, self._cut)
 
     def is_exact(self, document: str, question: str) -> bool:

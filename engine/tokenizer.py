@@ -70,7 +70,7 @@ class TextTokenizer:
         return AnswerText(self)
 
     def _refuse_open_markers(self, definition: dict[str, Any]) -> None:
-        unknown = definition["model"].get("unk_token")
+        unknown = _unknown(definition["model"])
         special = [token["content"] for token in definition.get("added_tokens") or () if token.get("special")]
         for marker in special:
             token_id = self._full.token_to_id(marker)
@@ -134,6 +134,13 @@ def _unbounded(tokenizer: FastTokenizer) -> FastTokenizer:
     return tokenizer
 
 
+def _unknown(model: dict[str, Any]) -> str | None:
+    """The piece that stands for what the model does not know: plain text may become it."""
+    if model.get("unk_id") is not None:
+        return str(model["vocab"][model["unk_id"]][0])
+    return model.get("unk_token")
+
+
 def _is_marker(token: dict[str, Any]) -> bool:
     vocabulary = (char.isalnum() or char.isspace() or char == "▁" for char in token["content"])  # ▁ is SentencePiece's blank
     return bool(token.get("special")) or not all(vocabulary)
@@ -149,13 +156,13 @@ def _renamed(definition: dict[str, Any], names: dict[str, str]) -> dict[str, Any
     """The tokenizer with its markers renamed wherever plain text could reach them; ids stay. Nothing is added to what it encodes."""
     model = dict(definition["model"])
     merged = {"".join(merge) if isinstance(merge, list) else merge.replace(" ", "") for merge in model.get("merges") or ()}
-    fixed = {model.get("unk_token")} | merged  # the model itself refers to these
+    fixed = {_unknown(model)} | merged  # the model itself refers to these
+    hidden = {marker: name for marker, name in names.items() if marker not in fixed}
     vocab = model.get("vocab")
     if isinstance(vocab, dict):
-        model["vocab"] = {piece if piece in fixed else names.get(piece, piece): index for piece, index in vocab.items()}
+        model["vocab"] = {hidden.get(piece, piece): index for piece, index in vocab.items()}
     elif isinstance(vocab, list):
-        unknown = model.get("unk_id")
-        model["vocab"] = [[p if i == unknown else names.get(p, p), score] for i, (p, score) in enumerate(vocab)]
+        model["vocab"] = [[hidden.get(piece, piece), score] for piece, score in vocab]
     added = [{**token, "content": names.get(token["content"], token["content"])} for token in definition.get("added_tokens") or ()]
     return {**definition, "model": model, "added_tokens": added, "post_processor": None, "truncation": None, "padding": None}
 
