@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from askmany.engine.labels import LabelTrie, label_scores
 from askmany.engine.request import FinishReason, Sampling, Stream, StreamResult
 from askmany.engine.step import Sampled
 
@@ -29,11 +30,24 @@ class Detokenizer(Protocol):
     def stream(self) -> TextStream: ...
 
 
+class GrowingAnswer(Protocol):
+    """What the engine asks of an answer."""
+
+    def push(self, sampled: Sampled) -> FinishReason | None:
+        """Take what the last step gave; the reason if it ends the answer."""
+        ...
+
+    def result(self, stream: Stream) -> StreamResult:
+        """The finished answer of `stream`."""
+        ...
+
+
 class Answer:
     """One stream's answer while it grows.
 
-    A stop token ends the answer and is no part of it: its id, its text and its log-probability are left out. Tokens that spell a stop
-    string stay among the ids; the text ends before the string's first occurrence.
+    A token after which a grammar lets nothing follow ends the answer and is part of it. A stop token ends it and is not: its id, its text
+    and its log-probability are left out. Tokens that spell a stop string stay among the ids; the text ends before the string's first
+    occurrence.
     """
 
     def __init__(self, sampling: Sampling, eos_token_ids: frozenset[int], text: TextStream) -> None:
@@ -55,9 +69,9 @@ class Answer:
         self.logprob += sampled.logprob
         if self._extend(self._stream.push(sampled.token_id)):
             return "stop"
-        if self._left_tokens > 0:
+        if self._left_tokens > 0 and not sampled.complete:
             return None
-        return "stop" if self._extend(self._stream.flush()) else "length"
+        return "stop" if self._extend(self._stream.flush()) or sampled.complete else "length"
 
     def result(self, stream: Stream) -> StreamResult:
         """The finished answer of `stream`."""
@@ -80,3 +94,30 @@ class Answer:
         if found:
             self.text = self.text[: min(found)]
         return bool(found)
+
+
+class LabelAnswer:
+    """The distribution over a question's labels: complete with the first thing it hears."""
+
+    def __init__(self, trie: LabelTrie) -> None:
+        self._trie = trie
+        self._logprobs: tuple[float, ...] = ()
+
+    def push(self, sampled: Sampled) -> FinishReason | None:
+        """Take the label tree's log-probabilities."""
+        self._logprobs = sampled.label_logprobs
+        return "stop"
+
+    def result(self, stream: Stream) -> StreamResult:
+        """The scores of all labels, and the likeliest as the answer."""
+        scores = label_scores(self._trie, self._logprobs)
+        return StreamResult(
+            document_key=stream.document.document.key,
+            question_id=stream.question.question_id,
+            answer_token_ids=self._trie.token_ids[scores.best],
+            text=scores.label,
+            finish_reason="stop",
+            logprob=scores.logprobs[scores.best],
+            margin=scores.margin,
+            labels=scores,
+        )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from askmany.engine.labels import LabelTrie
 from askmany.engine.request import Stream
 from askmany.engine.step import MaskedRun, PrefixChunk, StepPlan, StreamRun
 from askmany.kernels.layout import MaskedBatch, MaskedItem, PrivateItem, SharedItem, SplitBatch
@@ -22,15 +23,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredRow:
+    """A row whose logits are asked for label tokens: row `row` of the stream's label trie (0: the question's last token)."""
+
+    stream: Stream
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One step as tensors on the CPU: T rows, of which N ask for a token."""
+    """One step as tensors on the CPU: T rows, of which N ask for a token and then M for the log-probabilities of label tokens."""
 
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     store_slots: Tensor  # [T] int64, where each row's K and V go
     attention: SplitBatch | MaskedBatch
-    sampled_rows: Tensor  # [N] int64
+    sampled_rows: Tensor  # [N + M] int64
     sampled_streams: tuple[Stream, ...]  # N
+    scored: tuple[ScoredRow, ...] = ()  # M
 
 
 def build_batch(plan: StepPlan, page_size: int, slot_count: int) -> StepBatch:
@@ -62,6 +72,8 @@ class _Rows:
     store_slots: list[Tensor] = field(default_factory=list)
     sampled_rows: list[int] = field(default_factory=list)
     sampled_streams: list[Stream] = field(default_factory=list)
+    scored_rows: list[int] = field(default_factory=list)
+    scored: list[ScoredRow] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -70,14 +82,22 @@ class _Rows:
         self.sampled_rows.append(row)
         self.sampled_streams.append(stream)
 
+    def score(self, row: int, stream: Stream, index: int) -> None:
+        """Row `row` fed private token `index` of a stream with labels; earlier tail tokens ask for nothing."""
+        trie_row = index - len(stream.question.token_ids) + 1
+        if trie_row >= 0:
+            self.scored_rows.append(row)
+            self.scored.append(ScoredRow(stream, trie_row))
+
     def batch(self, attention: SplitBatch | MaskedBatch) -> StepBatch:
         return StepBatch(
             token_ids=torch.tensor(self.token_ids, dtype=torch.int64),
             positions=torch.tensor(self.positions, dtype=torch.int64),
             store_slots=torch.cat(self.store_slots),
             attention=attention,
-            sampled_rows=torch.tensor(self.sampled_rows, dtype=torch.int64),
+            sampled_rows=torch.tensor(self.sampled_rows + self.scored_rows, dtype=torch.int64),
             sampled_streams=tuple(self.sampled_streams),
+            scored=tuple(self.scored),
         )
 
 
@@ -124,11 +144,27 @@ class _SplitBuilder(_Builder):
         slots = page_slots(stream.pages, run.stop, self.page_size)
         prefix_tokens = stream.document.document.prefix_tokens
         self.rows.token_ids += [stream.private_token(i) for i in range(run.start, run.stop)]
-        self.rows.positions += range(prefix_tokens + run.start, prefix_tokens + run.stop)
+        self.rows.positions += [prefix_tokens + stream.private_depth(i) for i in range(run.start, run.stop)]
         self.rows.store_slots.append(slots[run.start :])
+        if stream.question.labels:
+            self._add_label_run(run, start, slots, stream.question.labels)
+            return
         self._add_item(start, slots, stream.document.path)
         if run.samples:
             self.rows.sample(len(self.rows) - 1, stream)
+
+    def _add_label_run(self, run: StreamRun, start: int, slots: Tensor, labels: LabelTrie) -> None:
+        """The tail as one item; each node of the label tree as one of its own, which sees the tail and the nodes above it alone."""
+        stream, tail = run.stream, len(run.stream.question.token_ids)
+        tail_rows = max(0, min(run.stop, tail) - run.start)
+        if tail_rows:
+            self._private.append(PrivateItem(start, tail_rows, slots[: min(run.stop, tail)]))
+        for index in range(max(run.start, tail), run.stop):
+            branch = torch.tensor(labels.path(index - tail), dtype=torch.int64) + tail
+            self._private.append(PrivateItem(start + index - run.start, 1, torch.cat([slots[:tail], slots[branch]])))
+        self._add_below(start, stream.document.path)
+        for index in range(run.start, run.stop):
+            self.rows.score(start + index - run.start, stream, index)
 
     def attention(self) -> SplitBatch:
         """Shared items from the top of the tree down, so that every row is merged in the order of its path."""
@@ -138,6 +174,10 @@ class _SplitBuilder(_Builder):
 
     def _add_item(self, start: int, slots: Tensor, above: list[PrefixNode]) -> None:
         self._private.append(PrivateItem(start, len(self.rows) - start, slots))
+        self._add_below(start, above)
+
+    def _add_below(self, start: int, above: list[PrefixNode]) -> None:
+        """The rows from `start` on see all of these nodes."""
         rows = torch.arange(start, len(self.rows))
         for node in above:
             self._nodes[id(node)] = node
@@ -171,7 +211,12 @@ class _MaskedBuilder(_Builder):
         self._q_sid += sids
         self._add_item(start, request.document.path, row_slots)
         for entry in run.samples:
-            self.rows.sample(start + entry, request.streams[run.entries[entry][0]])
+            sid, index = run.entries[entry]
+            stream = request.streams[sid]
+            if stream.question.labels:
+                self.rows.score(start + entry, stream, index)
+            else:
+                self.rows.sample(start + entry, stream)
 
     def attention(self) -> MaskedBatch:
         return MaskedBatch(tuple(self._items), torch.tensor(self._q_sid, dtype=torch.int32), self._slot_sid)

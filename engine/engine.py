@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from time import perf_counter
 
-from askmany.engine.answers import Answer, Detokenizer
+from askmany.engine.answers import Answer, Detokenizer, GrowingAnswer, LabelAnswer
 from askmany.engine.errors import EngineError
 from askmany.engine.metrics import Metrics, measure
 from askmany.engine.request import Document, FinishReason, Stream, StreamResult
@@ -34,7 +34,7 @@ class Engine:
         self._detokenizer = detokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
         self._kv_bytes_per_token = kv_bytes_per_token
-        self._answers: dict[int, Answer] = {}  # by stream id
+        self._answers: dict[int, GrowingAnswer] = {}  # by stream id
         self._metrics = Metrics()
         self._broken: EngineError | None = None
 
@@ -106,12 +106,17 @@ class Engine:
             stream = sample.stream
             answer = self._answers.get(stream.stream_id)
             if answer is None:
-                answer = Answer(stream.question.sampling, self._eos_token_ids, self._detokenizer.stream())
-                self._answers[stream.stream_id] = answer
+                answer = self._answers[stream.stream_id] = self._open(stream)
             reason = answer.push(sample)
             if reason is not None:
                 finish[stream.stream_id] = reason
         return finish
+
+    def _open(self, stream: Stream) -> GrowingAnswer:
+        question = stream.question
+        if question.labels:
+            return LabelAnswer(question.labels)
+        return Answer(question.sampling, self._eos_token_ids, self._detokenizer.stream())
 
 
 def describe(plan: StepPlan) -> str:

@@ -5,7 +5,8 @@ The n-th answer token (from 0) to a question is
     (sum of the prefix's tokens + sum of the question's tokens + n, + the seed if temperature > 0) modulo vocab_size
 
 Example: prefix segments (1, 2) and (3, 4), question (5, 6), vocab_size 1000: 1+2+3+4 + 5+6 = 21, so the answer is 21, 22, 23, ...; its text
-is "21 22 23". Every token has log-probability -0.25 and margin 1 + token / vocab_size.
+is "21 22 23". Every token has log-probability -0.25 and margin 1 + token / vocab_size. Grammars are ignored; a question with labels gets
+`expected_label_logprobs`.
 
 The sums are taken from what lies in the pages that the plan names, not from the request: a page given to two owners, a token fed twice, in
 the wrong place or too early, raises `PlanError` or shows in the answers.
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from askmany.engine.build import build_scheduler
 from askmany.engine.config import EngineConfig
 from askmany.engine.engine import Engine
+from askmany.engine.labels import LabelTrie
 from askmany.engine.prefix_tree import PrefixNode
 from askmany.engine.request import Document, InterleavedRequest, Question, Stream
 from askmany.engine.step import MaskedRun, PrefixChunk, Sampled, StepPlan, StreamRun
@@ -141,7 +143,7 @@ class FakeExecutor:
 
     def _feed_run(self, run: StreamRun) -> None:
         stream = run.stream
-        tail = len(stream.question.token_ids)
+        tail = stream.question.feed_tokens
         fed = tail + len(stream.answer_token_ids)
         if run.start != stream.stored or not run.start < run.stop <= fed or run.samples != (run.stop >= tail):
             raise PlanError(f"run [{run.start}, {run.stop}) of a stream with {stream.stored} of {fed} tokens stored")
@@ -194,8 +196,11 @@ class FakeExecutor:
     def _sample(self, stream: Stream, owner: Owner, fed: int, sid: int) -> Sampled:
         """The next token from what the pages hold: the prefix, and the stream's own tokens less the answer so far."""
         question, answer = stream.question, stream.answer_token_ids
-        if fed != len(question.token_ids) + len(answer):
-            raise PlanError(f"stream {stream.stream_id} samples after {fed} tokens, it has {len(question.token_ids) + len(answer)}")
+        if fed != question.feed_tokens + len(answer):
+            raise PlanError(f"stream {stream.stream_id} samples after {fed} tokens, it has {question.feed_tokens + len(answer)}")
+        if question.labels:
+            total = sum(self._sum(node, -1) for node in stream.document.path) + self._sum(owner, sid) - sum(question.labels.feed)
+            return Sampled(stream, 0, LOGPROB, 1.0, label_logprobs=_label_logprobs(question.labels, total, self._vocab_size))
         total = sum(self._sum(node, -1) for node in stream.document.path) + self._sum(owner, sid) - sum(answer) + len(answer)
         token_id = (total + (question.sampling.seed if question.sampling.temperature > 0 else 0)) % self._vocab_size
         return Sampled(stream, token_id, LOGPROB, 1 + token_id / self._vocab_size)
@@ -213,6 +218,16 @@ class FakeExecutor:
     def _own_pages(self, owner: Owner) -> Iterable[_Page]:
         pages = (self._pages.get(number) for number in owner.pages)
         return (page for page in pages if page is not None and page.owner is owner)
+
+
+def expected_label_logprobs(document: Document, question: Question, vocab_size: int = VOCAB_SIZE) -> tuple[float, ...]:
+    """One for each of the label tree's asks (row, token): -(1 + prefix + question + row + token, modulo vocab_size) / vocab_size."""
+    assert question.labels is not None
+    return _label_logprobs(question.labels, sum(map(sum, document.segments)) + sum(question.token_ids), vocab_size)
+
+
+def _label_logprobs(trie: LabelTrie, total: int, vocab_size: int) -> tuple[float, ...]:
+    return tuple(-(1 + (total + row + token) % vocab_size) / vocab_size for row, token in trie.asks)
 
 
 def _check_once(plan: StepPlan) -> None:

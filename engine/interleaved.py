@@ -17,7 +17,7 @@ from itertools import count
 
 from askmany.engine.admission import Admission, Claim
 from askmany.engine.config import SchedulerLimits
-from askmany.engine.errors import DocumentError
+from askmany.engine.errors import DocumentError, QuestionError
 from askmany.engine.intake import open_document
 from askmany.engine.pages import PagePool
 from askmany.engine.prefill import plan_chunks, ready
@@ -70,6 +70,7 @@ class InterleavedScheduler:
         """Queue a document; one without questions is done already. Raises DocumentError, QuestionError."""
         if self._admission.holds(document.key):
             raise DocumentError(f"document {document.key!r} is in the engine already")
+        _refuse_label_trees(document)
         state = open_document(document, self.pool, self._stream_ids)
         if state.streams:
             self._admission.submit(state, self._claims(state))
@@ -163,6 +164,13 @@ class InterleavedScheduler:
             return StepPlan((), masked=tuple(runs))
         chunks = plan_chunks(self._admission.resident, budget, self.limits)
         return StepPlan(chunks) if chunks else StepPlan((), masked=tuple(decoding))
+
+
+def _refuse_label_trees(document: Document) -> None:
+    """Branches of one stream would see each other here: stream ids tell streams apart, not the branches of a stream."""
+    refused = tuple(question.question_id for question in document.questions if question.labels and question.labels.feed)
+    if refused:
+        raise QuestionError(f"document {document.key!r}: labels of several tokens are scored in the split layout alone", refused)
 
 
 def weave(lengths: Iterable[int]) -> tuple[Entry, ...]:

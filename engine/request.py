@@ -1,7 +1,7 @@
 """The nouns that every part of the engine shares: what is asked, what is running, what came out.
 
-This module imports nothing of the project and no torch. Frozen dataclasses are values made by the caller; `Stream` and
-`DocumentState` are the only mutable ones, and `scheduler` is their only writer.
+This module imports no torch, and of the project only what a label distribution is. Frozen dataclasses are values made by the caller;
+`Stream` and `DocumentState` are the only mutable ones, and `scheduler` is their only writer.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
+
+from askmany.engine.labels import LabelScores, LabelTrie
 
 if TYPE_CHECKING:
     from askmany.engine.prefix_tree import PrefixNode
@@ -31,16 +33,27 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question about one document, as tokens: `token_ids` is the tail that follows the document's prefix."""
+    """One question about one document, as tokens: `token_ids` is the tail that follows the document's prefix.
+
+    `grammar` (EBNF) holds the answer to its legal texts. With `labels` nothing is drawn: the stream feeds the label tree's tokens after
+    its tail and ends with the labels' scores. At most one of the two is given.
+    """
 
     question_id: str
     token_ids: tuple[int, ...]
     sampling: Sampling
+    grammar: str | None = None
+    labels: LabelTrie | None = None
+
+    @property
+    def feed_tokens(self) -> int:
+        """Private tokens that are known before anything is drawn."""
+        return len(self.token_ids) + (len(self.labels.feed) if self.labels else 0)
 
     @property
     def budget_tokens(self) -> int:
         """Private slots the question's stream may ever need; its last answer token is never stored."""
-        return len(self.token_ids) + self.sampling.max_new_tokens - 1
+        return self.feed_tokens + (0 if self.labels else self.sampling.max_new_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +84,10 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One question's continuation over a document: its tail, then its answer.
+    """One question's continuation over a document: its tail, then its answer or the tree of its labels.
 
-    Private tokens are tail + answer, numbered from 0; the first `stored` of them have their KV in `pages`. Private token i
-    stands at position `document.prefix_tokens + i`. `stream_id` is unique in the life of an engine.
+    Private tokens are tail + answer (or label tree), numbered from 0; the first `stored` of them have their KV in `pages`. Private token i
+    stands at position `document.prefix_tokens + private_depth(i)`. `stream_id` is unique in the life of an engine.
     """
 
     stream_id: int
@@ -95,7 +108,16 @@ class Stream:
 
     def private_token(self, index: int) -> int:
         tail = self.question.token_ids
-        return tail[index] if index < len(tail) else self.answer_token_ids[index - len(tail)]
+        if index < len(tail):
+            return tail[index]
+        labels = self.question.labels
+        return labels.feed[index - len(tail)] if labels else self.answer_token_ids[index - len(tail)]
+
+    def private_depth(self, index: int) -> int:
+        """How many private tokens stand before token `index` on its own way from the tail; `index` itself but in a tree of labels."""
+        tail = len(self.question.token_ids)
+        labels = self.question.labels
+        return index if index < tail or not labels else tail + labels.depths[index - tail]
 
 
 @dataclass(slots=True, eq=False)
@@ -132,7 +154,8 @@ class InterleavedRequest:
 class StreamResult:
     """One finished stream. `logprob` is the sum over answer tokens, in nats, of the model's own (unscaled) distribution;
     `margin` is the smallest gap between the two largest logits over the answer's steps. `text` ends before the stop string;
-    `answer_token_ids` leaves out the end-of-turn or stop token."""
+    `answer_token_ids` leaves out the end-of-turn or stop token. For a question with labels, `labels` holds their distribution, the text is
+    the likeliest label, `logprob` its own and `margin` the gap to the next label."""
 
     document_key: str
     question_id: str
@@ -141,3 +164,4 @@ class StreamResult:
     finish_reason: FinishReason
     logprob: float
     margin: float
+    labels: LabelScores | None = None

@@ -26,12 +26,12 @@ class Drawn:
     margin: float
 
 
-def draw(logits: Tensor, samplings: list[Sampling], indices: list[int]) -> list[Drawn]:
+def draw(logits: Tensor, samplings: list[Sampling], indices: list[int], totals: Tensor | None = None) -> list[Drawn]:
     """One token for each row of `logits` [N, V]; row i is answer token `indices[i]` of a stream that samples by `samplings[i]`.
 
     Greedy rows take the largest logit (the lowest id among equals). Others: logits / temperature, then `top_k`, then `top_p` over what
     is left (tokens as likely as the last one kept are kept), then the token at which the cumulated probability, in the order of ids, passes
-    the row's random number.
+    the row's random number. Where illegal tokens were set to -inf, `totals` [N] are the log-sum-exps of the rows before that.
     """
     logits = logits.float()
     best = torch.topk(logits, min(2, logits.shape[1]), dim=-1)
@@ -41,7 +41,7 @@ def draw(logits: Tensor, samplings: list[Sampling], indices: list[int]) -> list[
     if sampled:
         chosen[sampled] = _sample(logits[sampled], [samplings[row] for row in sampled], [indices[row] for row in sampled])
     picked = logits.gather(1, chosen[:, None])[:, 0]
-    logprobs = (picked - torch.logsumexp(logits, dim=-1)).tolist()
+    logprobs = (picked - (torch.logsumexp(logits, dim=-1) if totals is None else totals)).tolist()
     return [Drawn(*values) for values in zip(chosen.tolist(), logprobs, margins.tolist(), strict=True)]
 
 

@@ -128,7 +128,7 @@ class SplitScheduler:
         runs = [_decode_run(stream) for stream in decoding]
         budget = self.limits.step_tokens - len(runs)
         for stream in tails:
-            size = min(budget, len(stream.question.token_ids) - stream.stored)
+            size = min(budget, stream.question.feed_tokens - stream.stored)
             if not size:
                 break
             runs.append(_tail_run(stream, size))
@@ -139,7 +139,7 @@ class SplitScheduler:
         budget = self.limits.step_tokens
         runs: list[StreamRun] = []
         for stream in tails:
-            size = min(self.limits.tail_piece, len(stream.question.token_ids) - stream.stored)
+            size = min(self.limits.tail_piece, stream.question.feed_tokens - stream.stored)
             if size > budget:
                 break
             runs.append(_tail_run(stream, size))
@@ -156,4 +156,4 @@ def _decode_run(stream: Stream) -> StreamRun:
 
 def _tail_run(stream: Stream, size: int) -> StreamRun:
     stop = stream.stored + size
-    return StreamRun(stream, stream.stored, stop, samples=stop == len(stream.question.token_ids))
+    return StreamRun(stream, stream.stored, stop, samples=stop == stream.question.feed_tokens)

@@ -26,7 +26,8 @@ class PrefixChunk:
 
 @dataclass(frozen=True, slots=True)
 class StreamRun:
-    """Private tokens [start, stop) of a stream to feed; when `samples`, the last of them yields the next answer token."""
+    """Private tokens [start, stop) of a stream to feed; when `samples`, the last of them yields the next answer token (or completes the
+    label scores)."""
 
     stream: Stream
     start: int
@@ -70,12 +71,18 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The token drawn for one stream. `logprob` in nats under the unscaled distribution; `margin` is the top-2 logit gap."""
+    """The token drawn for one stream. `logprob` in nats under the unscaled distribution; `margin` is the top-2 logit gap, among the legal
+    tokens where a grammar holds the stream; `complete` when the grammar lets nothing follow.
+
+    A stream with labels draws nothing: `label_logprobs` are the log-probabilities its label tree asks for, the rest means nothing.
+    """
 
     stream: Stream
     token_id: int
     logprob: float
     margin: float
+    complete: bool = False
+    label_logprobs: tuple[float, ...] = ()
 
 
 class Executor(Protocol):

@@ -34,7 +34,7 @@ def book_sample(sample: Sampled, reason: FinishReason | None) -> None:
 
 def check_stream(stream: Stream) -> None:
     """Fail unless a live stream is within its budget and its counts fit its phase."""
-    tail = len(stream.question.token_ids)
+    tail = stream.question.feed_tokens
     assert stream.phase in (Phase.TAIL, Phase.DECODE), f"a live stream is {stream.phase.value}"
     assert len(stream.answer_token_ids) < stream.question.sampling.max_new_tokens, "a live stream is at its budget"
     if stream.phase is Phase.TAIL:

@@ -19,12 +19,14 @@ DEVICE_HALF = {
     "batch",
     "constraints",
     "executor",
+    "grammar",
     "graphs",
     "kv_pool",
     "model_sglang",
     "model_transformers",
     "row_blocks",
     "sampler",
+    "scoring",
     "sglang_compat",
 }
 # Who may import a foreign package, as patterns of paths. A package that is not named here is free, but for the rules below.
@@ -35,12 +37,13 @@ ALLOWED = {
     "flash_attn_interface": ("kernels/vendor.py",),
     "flashinfer": ("kernels/vendor.py",),
     "transformers": ("engine/model_transformers.py", "jobs/*.py"),
+    "xgrammar": ("engine/grammar.py", "engine/constraints.py"),
     "triton": ("kernels/*.py",),
     "ray": ("pipeline/*.py", "jobs/*.py"),
     "torch": ("kernels/*.py", "jobs/*.py", "pipeline/*.py", *(f"engine/{name}.py" for name in sorted(DEVICE_HALF))),
 }
 KERNELS_MAY = {"askmany", "torch", "triton", "numpy", *sys.stdlib_module_names}
-HEAVY = ("torch", "triton", "transformers", "sglang")
+HEAVY = ("torch", "triton", "transformers", "sglang", "xgrammar")
 
 
 def is_host(path: str) -> bool:

@@ -1,0 +1,141 @@
+"""Label distributions: how likely each of a question's labels is, from one forward pass.
+
+A label is a sequence of tokens; its probability is the product of each token's probability after the tokens before it. The sequences form a
+trie, so that a beginning shared by several labels is fed once. Host integers and floats alone; whoever runs the model feeds `feed` after
+the question and gives back one log-probability for each of `asks`.
+
+Where one label's tokens begin another's ("yes", "yes, in part") the shorter one would count the longer one's probability as its own; then
+the end-of-answer token is scored as part of every label, and the result says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Normalise = Literal["none", "length"]
+TIE_NATS = 1e-9  # labels this close in log-probability cannot be told apart
+
+
+@dataclass(frozen=True, slots=True)
+class LabelTrie:
+    """Labels as one tree of tokens. Row 0 is the question's last token; row i > 0 is `feed[i - 1]`, the token of an inner node.
+
+    `parents[i]` is the row that node i + 1 follows and `depths[i]` how many label tokens stand before it. `asks` lists (row, token): the
+    log-probabilities needed, each once. `token_ids[j]` are label j's tokens, without an end token; `label_asks[j]` the indices into
+    `asks` whose sum is its log-probability.
+    """
+
+    labels: tuple[str, ...]
+    token_ids: tuple[tuple[int, ...], ...]
+    feed: tuple[int, ...]
+    parents: tuple[int, ...]
+    depths: tuple[int, ...]
+    asks: tuple[tuple[int, int], ...]
+    label_asks: tuple[tuple[int, ...], ...]
+    end_scored: bool
+    normalise: Normalise
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """The feed indices from the first token of a label down to feed index `node`, which is the last of them."""
+        found = [node]
+        while self.parents[found[-1]] > 0:
+            found.append(self.parents[found[-1]] - 1)
+        return tuple(reversed(found))
+
+
+def label_trie(
+    labels: Sequence[str], token_ids: Sequence[Sequence[int]], end_token_id: int | None, normalise: Normalise = "none"
+) -> LabelTrie:
+    """The trie of labels given as token ids, none of them empty and no two alike. ValueError otherwise."""
+    paths = [tuple(ids) for ids in token_ids]
+    for label, path in zip(labels, paths, strict=True):
+        if not path:
+            raise ValueError(f"label {label!r} has no tokens")
+        if paths.count(path) > 1:
+            raise ValueError(f"label {label!r} has the same tokens as another label")
+    ends = any(one != other and other[: len(one)] == one for one in paths for other in paths)
+    if ends and end_token_id is None:
+        raise ValueError("one label begins another and there is no end token to tell them apart")
+    if ends and end_token_id is not None:
+        paths = [(*path, end_token_id) for path in paths]
+    return _build(tuple(labels), tuple(map(tuple, token_ids)), paths, ends, normalise)
+
+
+def _build(
+    labels: tuple[str, ...], token_ids: tuple[tuple[int, ...], ...], paths: list[tuple[int, ...]], end_scored: bool, normalise: Normalise
+) -> LabelTrie:
+    rows: dict[tuple[int, ...], int] = {(): 0}
+    feed: list[int] = []
+    parents: list[int] = []
+    depths: list[int] = []
+    asks: dict[tuple[int, int], int] = {}
+    label_asks = []
+    for path in paths:
+        own = []
+        for depth, token in enumerate(path):
+            row = rows[path[:depth]]
+            own.append(asks.setdefault((row, token), len(asks)))
+            if depth + 1 < len(path) and path[: depth + 1] not in rows:
+                feed.append(token)
+                parents.append(row)
+                depths.append(depth)
+                rows[path[: depth + 1]] = len(feed)
+        label_asks.append(tuple(own))
+    return LabelTrie(labels, token_ids, tuple(feed), tuple(parents), tuple(depths), tuple(asks), tuple(label_asks), end_scored, normalise)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelScores:
+    """What a model thinks of a question's labels, in their order.
+
+    `logprobs`: of each whole label, in nats, unconstrained. `probabilities`: over the labels, summing to 1 (of per-token log-probabilities
+    when normalised by length). `legal_mass`: the labels' total unconstrained probability. `margin`: nats between the best two, the
+    logarithm of their probabilities' ratio. `best`: the first of the likeliest labels; `tie` when another is as likely.
+    """
+
+    labels: tuple[str, ...]
+    logprobs: tuple[float, ...]
+    probabilities: tuple[float, ...]
+    legal_mass: float
+    margin: float
+    best: int
+    tie: bool
+    end_scored: bool
+    normalise: Normalise
+
+    @property
+    def label(self) -> str:
+        return self.labels[self.best]
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        named = {"label_tie": self.tie, "label_end_scored": self.end_scored, "label_length_normalised": self.normalise == "length"}
+        return tuple(name for name, holds in named.items() if holds)
+
+
+def label_scores(trie: LabelTrie, logprobs: Sequence[float]) -> LabelScores:
+    """The distribution from one log-probability (nats, of the model's own distribution) for each of `trie.asks`."""
+    if len(logprobs) != len(trie.asks):
+        raise ValueError(f"{len(logprobs)} log-probabilities for {len(trie.asks)} asked")
+    totals = [math.fsum(logprobs[i] for i in asks) for asks in trie.label_asks]
+    compared = totals if trie.normalise == "none" else [total / len(asks) for total, asks in zip(totals, trie.label_asks, strict=True)]
+    top = max(compared)
+    weights = [math.exp(value - top) if top > -math.inf else 1.0 for value in compared]
+    total = math.fsum(weights)
+    best = next(i for i, value in enumerate(compared) if value >= top - TIE_NATS or top == -math.inf)
+    runner_up = max((value for i, value in enumerate(compared) if i != best), default=-math.inf)
+    margin = max(0.0, top - runner_up) if top > -math.inf else 0.0
+    return LabelScores(
+        labels=trie.labels,
+        logprobs=tuple(totals),
+        probabilities=tuple(weight / total for weight in weights),
+        legal_mass=min(1.0, math.fsum(math.exp(value) for value in totals)),
+        margin=margin,
+        best=best,
+        tie=margin <= TIE_NATS,
+        end_scored=trie.end_scored,
+        normalise=trie.normalise,
+    )
