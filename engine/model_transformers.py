@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedMod
 from askmany.engine.batch import StepBatch
 from askmany.engine.errors import ConfigError
 from askmany.engine.kv_pool import KVPool, KVShape
-from askmany.engine.row_blocks import ROWS, in_row_blocks
+from askmany.engine.model_surgery import ROWS, in_row_blocks, lay_out_weights
 from askmany.kernels.layout import PrivateItem, SplitBatch
 from askmany.kernels.passes import AttentionPlan, Run, as_run, plan_masked, plan_split, to_device
 from askmany.kernels.torch_attention import planned_attention
@@ -94,6 +94,8 @@ class TransformersModel:
             expected = self._eager_logits()
             self._model.set_attn_implementation(ATTENTION)
             self.kv_shape = self._probe_shape()
+            if self.device.type == "cpu":
+                lay_out_weights(self._model)
             if deterministic:
                 in_row_blocks(self._model)
             self._check_logits(expected)

@@ -36,10 +36,11 @@ class CausalPass:
 class PaddedPass:
     """B runs of up to N rows over up to L keys each. Repeated rows and slots pad it; `visible` hides the padding. Writes the rows."""
 
-    rows: Tensor  # [B, N] int64
+    rows: Run  # [B * N]
     slots: Tensor  # [B * L] int64
     visible: Tensor  # [B, 1, N, L] bool
-    kept: Tensor  # [K] int64: the places in the flattened [B * N] that are no padding
+    kept: Run  # the places in [B * N] that are no padding
+    targets: Run  # the rows at those places
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,8 @@ def _padded_pass(runs: list[tuple[Tensor, Tensor]], row_places: int, key_places:
     row, key = torch.arange(row_places, device=device)[None, :], torch.arange(key_places, device=device)[None, :]
     seen = torch.minimum(key_counts - row_counts + row + 1, key_counts)  # [B, N]
     kept = torch.nonzero((row < row_counts).flatten())[:, 0]
-    return PaddedPass(rows, slots.flatten(), key[:, None] < seen[:, :, None].unsqueeze(1), kept)
+    visible = (key < seen[:, :, None])[:, None]  # [B, 1, N, L]
+    return PaddedPass(as_run(rows.flatten()), slots.flatten(), visible, as_run(kept), as_run(rows.flatten()[kept]))
 
 
 def _stack(runs: list[Tensor], places: int) -> Tensor:

@@ -64,20 +64,19 @@ def _over_run(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor | N
 
 
 def _write_padded(own: PaddedPass, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, out: Tensor, lse: Tensor) -> None:
-    batch, places = own.rows.shape
+    batch, _, places, _ = own.visible.shape
     heads, dim = q.shape[1:]
     kv_heads = k_cache.shape[1]
     groups = heads // kv_heads
-    rows = own.rows.flatten()
-    grouped = q.index_select(0, rows).view(batch, places, kv_heads, groups, dim).permute(0, 2, 3, 1, 4)  # [B, HKV, G, N, D]
+    grouped = _take(q, own.rows).view(batch, places, kv_heads, groups, dim).permute(0, 2, 3, 1, 4)  # [B, HKV, G, N, D]
     grouped = grouped.reshape(batch, kv_heads, groups * places, dim)
     k = k_cache.index_select(0, own.slots).view(batch, -1, kv_heads, dim).transpose(1, 2)  # [B, HKV, L, D]
     v = v_cache.index_select(0, own.slots).view(batch, -1, kv_heads, dim).transpose(1, 2)
-    part, part_lse = dense_attention(grouped, k, v, scale, own.visible.repeat(1, 1, groups, 1))
+    visible = own.visible.expand(-1, -1, groups, -1) if places == 1 else own.visible.repeat(1, 1, groups, 1)
+    part, part_lse = dense_attention(grouped, k, v, scale, visible)
     part = part.view(batch, kv_heads, groups, places, dim).permute(0, 3, 1, 2, 4).reshape(-1, heads, dim)
     part_lse = part_lse.view(batch, kv_heads, groups, places).permute(0, 3, 1, 2).reshape(-1, heads)
-    kept = rows[own.kept]
-    out[kept], lse[kept] = part[own.kept].to(out.dtype), part_lse[own.kept].to(lse.dtype)
+    out[own.targets], lse[own.targets] = _take(part, own.kept).to(out.dtype), _take(part_lse, own.kept).to(lse.dtype)
 
 
 def _merge(

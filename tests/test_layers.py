@@ -24,7 +24,7 @@ DEVICE_HALF = {
     "kv_pool",
     "model_sglang",
     "model_transformers",
-    "row_blocks",
+    "model_surgery",
     "sampler",
     "scoring",
     "sglang_compat",

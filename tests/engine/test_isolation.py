@@ -78,3 +78,63 @@ def test_logits_equal_the_lone_prompt(name: str, layout: str) -> None:
                 got = torch.stack(recorder.logits[document.key, question.question_id])
                 torch.testing.assert_close(got, wanted, rtol=0, atol=TOLERANCE)
                 assert result.answer_token_ids == tuple(got.argmax(dim=-1).tolist())
+
+
+def watched_document(rng: random.Random, before: int, after: int, watched: Question) -> Document:
+    """One question among others that are drawn anew."""
+    segments = (tokens(random.Random(1), 6), tokens(random.Random(2), 75))
+    others = [Question(f"o{i}", tokens(rng, rng.randint(1, 20)), Sampling(rng.randint(1, 14))) for i in range(before + after)]
+    return Document("d", segments, (*others[:before], watched, *others[before:]))
+
+
+def watched_logits(
+    name: str, config: EngineConfig, documents: list[Document], watched: Question, rng: random.Random | None = None
+) -> torch.Tensor:
+    engine, recorder = recording_engine(tiny_model(name), config)
+    if rng is None:
+        for document in documents:
+            engine.submit(document)
+        list(engine.drain())
+    else:
+        run_late_arrivals(engine, documents, rng)
+    (key,) = [key for key in recorder.logits if key[1] == watched.question_id]
+    return torch.stack(recorder.logits[key])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_siblings_words_never_change_a_bit(name: str, layout: str, deterministic: bool) -> None:
+    """The same token counts, so the same schedule; other words in every other question."""
+    watched = Question("watched", tokens(random.Random(3), 9), Sampling(8))
+    config = random_config(random.Random(4), layout, max_rows=16, step_tokens=64, streams=8, kv_tokens=2048, deterministic=deterministic)
+    seen = []
+    for words in range(4):
+        document = watched_document(random.Random(5), 4, 3, watched)
+        rng = random.Random(words)
+        questions = (q if q is watched else Question(q.question_id, tokens(rng, len(q.token_ids)), q.sampling) for q in document.questions)
+        seen.append(watched_logits(name, config, [Document("d", document.segments, tuple(questions))], watched))
+    assert all(torch.equal(logits, seen[0]) for logits in seen[1:])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_deterministic_mode_is_blind_to_siblings(name: str, layout: str, threads: int) -> None:
+    """Siblings added, removed and re-timed, other documents before and beside it, another page size, another P: the same bits."""
+    watched = Question("watched", tokens(random.Random(3), 23), Sampling(8))
+    fixed = {"prefill_chunk": 32, "tail_piece": 16, "step_tokens": 64, "kv_tokens": 2048, "deterministic": True}
+    kept = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        seen = []
+        for case, (before, after) in enumerate([(0, 0), (0, 3), (1, 0), (5, 2), (14, 9), (2, 30)]):
+            rng = random.Random(case)
+            config = random_config(rng, layout, **(fixed | {"max_rows": rng.choice([3, 16, 32])}))
+            documents = [random_document(rng, f"other{i}", tokens(random.Random(1), 6), 4) for i in range(case)]
+            documents.insert(rng.randint(0, case), watched_document(rng, before, after, watched))
+            seen.append(watched_logits(name, config, documents, watched, rng))
+    finally:
+        torch.set_num_threads(kept)
+    assert all(torch.equal(logits, seen[0]) for logits in seen[1:])
+    assert torch.isfinite(seen[0]).all()
