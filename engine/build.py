@@ -1,12 +1,18 @@
-"""From a resolved config to a scheduler: the one place that chooses a layout's scheduler."""
+"""From a resolved model and config to a scheduler, and to a whole engine: the one place that chooses them.
+
+Imports nothing heavy itself: `build_engine` loads PyTorch when it is called.
+"""
 
 from __future__ import annotations
 
 from askmany.engine.config import EngineConfig
+from askmany.engine.engine import Engine
 from askmany.engine.interleaved import InterleavedScheduler
+from askmany.engine.models import ResolvedModel
 from askmany.engine.pages import PagePool
 from askmany.engine.prefix_tree import PrefixTree
 from askmany.engine.scheduler import Scheduler, SplitScheduler
+from askmany.engine.tokenizer import TextTokenizer
 
 
 def build_scheduler(config: EngineConfig) -> Scheduler:
@@ -16,3 +22,22 @@ def build_scheduler(config: EngineConfig) -> Scheduler:
     if config.layout == "split":
         return SplitScheduler(pool, tree, config.limits)
     return InterleavedScheduler(pool, tree, config.limits)
+
+
+def build_engine(model: ResolvedModel, config: EngineConfig, context_tokens: int | None = None, grammars: bool = False) -> Engine:
+    """Load `model` on the device that `config` names, with a KV pool for prompts and answers of `context_tokens` (default: the model's).
+
+    `grammars`: whether questions may hold their answers to a grammar.
+
+    Raises ConfigError in one line when the device is not there, the model is not supported, or weights and context do not fit.
+    """
+    from askmany.engine.loading import load_executor
+
+    executor, resolved = load_executor(model, config, context_tokens or model.context_tokens, grammars)
+    return Engine(
+        build_scheduler(resolved),
+        executor,
+        TextTokenizer(model.folder),
+        eos_token_ids=model.eos_token_ids,
+        kv_bytes_per_token=executor.pool.shape.token_bytes,
+    )

@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
 from askmany.engine.batch import StepBatch
 from askmany.engine.errors import ConfigError
 from askmany.engine.kv_pool import KVPool, KVShape
 from askmany.engine.model_surgery import ROWS, in_row_blocks, lay_out_weights
+from askmany.kernels.dense import MAX_SCORES
 from askmany.kernels.layout import PrivateItem, SplitBatch
 from askmany.kernels.passes import AttentionPlan, Run, as_run, plan_masked, plan_split, to_device
 from askmany.kernels.torch_attention import planned_attention
@@ -103,6 +105,7 @@ class TransformersModel:
     @classmethod
     def load(cls, folder: str | Path, device: torch.device, dtype: torch.dtype | None, deterministic: bool = False) -> TransformersModel:
         """Load a folder of config and safetensors weights. `dtype` None keeps the checkpoint's. Raises ConfigError in one line."""
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto", local_files_only=True)
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
@@ -115,6 +118,14 @@ class TransformersModel:
     def device(self) -> torch.device:
         device: torch.device = self._model.device
         return device
+
+    def step_bytes(self, step_tokens: int, rows: int) -> int:
+        """An upper estimate of what a step of `step_tokens`, of which `rows` are sampled, needs beside weights and pool."""
+        config = self._model.config.get_text_config()
+        widths = 12 * int(config.hidden_size) + 3 * int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+        heads = 6 * int(config.num_attention_heads) * self.kv_shape.head_dim
+        sampling = 4 * rows * self.vocabulary * 4
+        return step_tokens * (widths + heads) * 4 + sampling + MAX_SCORES * 4
 
     def forward(self, batch: StepBatch, pool: KVPool) -> Tensor:
         """Run one step: stores the rows' K and V in `pool`, returns the logits [N, V] of the batch's sampled rows."""

@@ -22,6 +22,8 @@ DEVICE_HALF = {
     "grammar",
     "graphs",
     "kv_pool",
+    "loading",
+    "memory",
     "model_sglang",
     "model_transformers",
     "model_surgery",

@@ -117,9 +117,8 @@ def test_a_siblings_words_never_change_a_bit(name: str, layout: str, determinist
     assert all(torch.equal(logits, seen[0]) for logits in seen[1:])
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("name", "threads"), [*((name, 1) for name in CONFIGS), ("llama-gqa", 2)])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", CONFIGS)
 def test_deterministic_mode_is_blind_to_siblings(name: str, layout: str, threads: int) -> None:
     """Siblings added, removed and re-timed, other documents before and beside it, another page size, another P: the same bits."""
     watched = Question("watched", tokens(random.Random(3), 23), Sampling(8))
@@ -128,7 +127,7 @@ def test_deterministic_mode_is_blind_to_siblings(name: str, layout: str, threads
     torch.set_num_threads(threads)
     try:
         seen = []
-        for case, (before, after) in enumerate([(0, 0), (0, 3), (1, 0), (5, 2), (14, 9), (2, 30)]):
+        for case, (before, after) in enumerate([(0, 0), (5, 2), (2, 30), (0, 3), (1, 0), (14, 9)][: 6 // threads]):
             rng = random.Random(case)
             config = random_config(rng, layout, **(fixed | {"max_rows": rng.choice([3, 16, 32])}))
             documents = [random_document(rng, f"other{i}", tokens(random.Random(1), 6), 4) for i in range(case)]

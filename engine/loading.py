@@ -1,0 +1,77 @@
+"""From a resolved model and config to an executor: device, dtype, weights, and a KV pool of the size that fits.
+
+The only module that resolves `auto` values of the engine's config. Everything that cannot be run is refused here, as a ConfigError.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from askmany.engine import memory
+from askmany.engine.config import EngineConfig
+from askmany.engine.constraints import Constraints
+from askmany.engine.errors import ConfigError
+from askmany.engine.executor import TorchExecutor
+from askmany.engine.grammar import GrammarCompiler
+from askmany.engine.kv_pool import KVPool
+from askmany.engine.model_transformers import TransformersModel
+from askmany.engine.models import ResolvedModel
+
+
+def load_executor(
+    model: ResolvedModel, config: EngineConfig, context_tokens: int, grammars: bool = False
+) -> tuple[TorchExecutor, EngineConfig]:
+    """The executor for `model` under `config`, and the config with its `auto` values resolved. Raises ConfigError.
+
+    With `grammars` it can hold answers to a grammar, which takes the model's tokenizer and some seconds.
+    """
+    device = torch.device(_device(config))
+    dtype = _dtype(model, config, device)
+    memory.check_weights(model.name, _weight_bytes(model, dtype), device, memory.free_bytes(device))
+    loaded = TransformersModel.load(model.folder, device, getattr(torch, dtype), config.deterministic)
+    need = memory.PoolNeed(
+        model=model.name,
+        token_bytes=loaded.kv_shape.token_bytes,
+        page_size=config.page_size,
+        context_tokens=context_tokens,
+        step_bytes=loaded.step_bytes(config.step_tokens, config.max_rows),
+    )
+    free = memory.free_bytes(device)
+    if config.kv_tokens == "auto":
+        kv_tokens = memory.auto_tokens(need, device, free)
+    else:
+        kv_tokens = config.kv_tokens
+        memory.check_tokens(need, kv_tokens, device, free)
+    resolved = config.resolve(device=_device(config), dtype=dtype, kv_tokens=kv_tokens)
+    pool = KVPool(loaded.kv_shape, resolved.kv_pages * resolved.page_size, device)
+    constraints = None
+    if grammars:
+        constraints = Constraints(GrammarCompiler.load(model.folder, loaded.vocabulary, model.eos_token_ids))
+    return TorchExecutor(loaded, pool, resolved.page_size, constraints), resolved
+
+
+def _device(config: EngineConfig) -> Literal["cpu", "cuda"]:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("engine.device cuda: PyTorch sees no CUDA device on this machine")
+    if config.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return config.device
+
+
+def _dtype(model: ResolvedModel, config: EngineConfig, device: torch.device) -> Literal["float32", "bfloat16", "float16"]:
+    """`auto`: fp32 on a CPU (16-bit products are slow and erratic there), the checkpoint's own on a GPU."""
+    if config.dtype != "auto":
+        return config.dtype
+    if device.type == "cpu" or model.dtype == "float32":
+        return "float32"
+    return "float16" if model.dtype == "float16" else "bfloat16"
+
+
+def _weight_bytes(model: ResolvedModel, dtype: str) -> int:
+    """What the weights will take, from the size of their files."""
+    files = [*model.folder.glob("*.safetensors")] or [*model.folder.glob("pytorch_model*.bin")]
+    stored = getattr(torch, model.dtype, torch.float32)
+    scale = getattr(torch, dtype).itemsize / stored.itemsize if isinstance(stored, torch.dtype) else 1.0
+    return int(sum(file.stat().st_size for file in files) * scale)
