@@ -60,6 +60,8 @@ class EngineConfig(BaseModel):
     """Live streams of a document at most (split) or of a request (interleaved); `auto`: as many as rows and pages allow."""
     batching: Batching = "continuous"
     """Interleaved only: whether a finished request's place is refilled at once, or when its whole batch is done."""
+    backend: Literal["auto", "transformers", "fake"] = "auto"
+    """What runs the model; `fake` computes made-up answers without one, to try a pipeline out."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights and KV. `auto`: float32 on a CPU, the model's own on a GPU."""
@@ -113,4 +115,4 @@ class EngineConfig(BaseModel):
         """A new config whose `auto` values are the ones given; values that the user set stay."""
         given = self.model_dump()
         offered = {"device": device, "dtype": dtype, "kv_tokens": kv_tokens, "streams": self.limits.streams}
-        return EngineConfig.model_validate({key: offered[key] if value == "auto" else value for key, value in given.items()})
+        return EngineConfig.model_validate({key: offered.get(key, value) if value == "auto" else value for key, value in given.items()})

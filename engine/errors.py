@@ -27,11 +27,13 @@ class DocumentError(AskmanyError):
 
 
 class QuestionError(AskmanyError):
-    """One stream cannot be answered. Raised for several at once before any has started: `question_ids` names them."""
+    """One stream cannot be answered; `status` is its record status. Raised for several at once before any has started: `question_ids`
+    names them."""
 
-    def __init__(self, message: str, question_ids: tuple[str, ...] = ()) -> None:
+    def __init__(self, message: str, question_ids: tuple[str, ...] = (), status: str = "error") -> None:
         super().__init__(message)
         self.question_ids = question_ids
+        self.status = status
 
 
 class EngineError(AskmanyError):

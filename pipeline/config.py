@@ -1,0 +1,164 @@
+"""What a run is told: frozen, checked when made, unknown keys refused.
+
+One class a section of the YAML file; `RunConfig` is the whole. Reading files and command-line overrides is `config_file`'s business.
+Everything here is the same on the driver and on every worker.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from askmany.engine.config import EngineConfig
+from askmany.engine.fit import FitPolicy
+from askmany.engine.prompts import PromptConfig
+from askmany.engine.request import Sampling
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, and no key it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class InputConfig(Section):
+    """Where documents come from and which columns mean what."""
+
+    uri: str | tuple[str, ...]
+    format: Literal["auto", "jsonl", "parquet", "csv", "txt", "md", "html"] = "auto"
+    id: str = "doc_id"
+    text: str = "text"
+    questions: str | None = None
+    keep: tuple[str, ...] = ()
+    max_questions: Annotated[int, Field(ge=1)] | None = None
+    limit: Annotated[int, Field(ge=1)] | None = None
+    strict: bool = False
+    storage_options: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def uris(self) -> tuple[str, ...]:
+        return (self.uri,) if isinstance(self.uri, str) else self.uri
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The columns that are read."""
+        own = (self.questions,) if self.questions else ()
+        return tuple(dict.fromkeys((self.id, self.text, *own, *self.keep)))
+
+    @field_validator("uri")
+    @classmethod
+    def _uri_is_given(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if not value or "" in value if isinstance(value, tuple) else not value:
+            raise ValueError("a file, folder, glob or URI is needed")
+        return value
+
+    @field_validator("keep")
+    @classmethod
+    def _keep_is_a_set(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        twice = sorted({name for name in value if value.count(name) > 1})
+        if twice:
+            raise ValueError(f"column {twice[0]!r} is named twice")
+        return value
+
+
+class OutputConfig(Section):
+    """Where answers go. Parquet shards are always written, being the record of what is done; `jsonl` and `both` add answers.jsonl."""
+
+    uri: str = "out/"
+    format: Literal["parquet", "jsonl", "both"] = "parquet"
+    storage_options: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("uri")
+    @classmethod
+    def _uri_is_given(cls, value: str) -> str:
+        if not value:
+            raise ValueError("a folder or URI is needed")
+        return value
+
+
+class SamplingConfig(Section):
+    """How answers are drawn; a question may set each key for itself. `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 cut nothing."""
+
+    max_new_tokens: Annotated[int, Field(ge=1)] = 32
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("stop")
+    @classmethod
+    def _no_empty_stop(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in value:
+            raise ValueError("an empty stop string would end every answer at once")
+        return value
+
+    def to_engine(self, seed: int) -> Sampling:
+        """The engine's form, with the seed of one stream."""
+        return Sampling(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+            seed=seed,
+        )
+
+
+class LongDocumentsConfig(Section):
+    """What happens to a document that does not fit the context beside its questions; every cut is flagged on its records."""
+
+    policy: FitPolicy = "error"
+
+
+class WorkersConfig(Section):
+    """The actors that hold engines. `auto`: one for each GPU of the cluster, or one with every core of this machine."""
+
+    count: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    cpus: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    gpus: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
+    max_attempts: Annotated[int, Field(ge=1)] = 3
+    address: str | None = None
+
+
+class ErrorsConfig(Section):
+    """When a finished run counts as failed: the share of records with status `error` above which the exit code is 3."""
+
+    max_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class RunConfig(Section):
+    """One run: a model, documents, questions, and where the answers go.
+
+    `context_tokens` narrows the model's own limit. `date` is what a chat template that prints the date sees; when not given, the moment
+    at which the run first began, also where it is resumed later.
+    """
+
+    model: Annotated[str, Field(min_length=1)]
+    model_revision: str | None = None
+    context_tokens: Annotated[int, Field(ge=1)] | None = None
+    date: datetime | None = None
+    prompt: PromptConfig = Field(default_factory=PromptConfig)
+    input: InputConfig
+    questions: str | tuple[Any, ...] | None = None
+    output: OutputConfig = Field(default_factory=OutputConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    long_documents: LongDocumentsConfig = Field(default_factory=LongDocumentsConfig)
+    workers: WorkersConfig = Field(default_factory=WorkersConfig)
+    errors: ErrorsConfig = Field(default_factory=ErrorsConfig)
+
+    @model_validator(mode="after")
+    def _some_questions(self) -> RunConfig:
+        if not self.questions and self.input.questions is None:
+            raise ValueError("questions: none given; name a question file, list questions, or name a column in input.questions")
+        return self

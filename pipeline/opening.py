@@ -1,0 +1,108 @@
+"""Everything that can refuse a run without reading its documents: files, columns, questions, model, prompt, context, output.
+
+`open_run` returns the configuration with its names resolved (model revision, questions), which is what every process works from and
+what run.json shows.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from askmany.engine.errors import ConfigError
+from askmany.engine.models import ResolvedModel
+from askmany.pipeline import building
+from askmany.pipeline.config import InputConfig, RunConfig
+from askmany.pipeline.fingerprint import differences, fingerprint, identity
+from askmany.pipeline.preparing import Preparer
+from askmany.pipeline.questions import as_config, load_questions
+from askmany.pipeline.readers import columns_of, format_of
+from askmany.pipeline.run_file import read_run
+from askmany.pipeline.schema import answer_schema
+from askmany.pipeline.storage import InputFile, ObjectStore, list_files
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """A run that may start: nothing about it is `auto` or relative any more, but how its work is spread."""
+
+    config: RunConfig
+    model: ResolvedModel
+    identity: Mapping[str, Any]
+    fingerprint: str
+    files: tuple[InputFile, ...]
+    preparer: Preparer
+    store: ObjectStore
+
+
+def open_run(
+    config: RunConfig, build_preparer: Callable[[RunConfig], Preparer] = building.build_preparer, own_output: bool = True
+) -> OpenedRun:
+    """Check and resolve. Raises ConfigError; reads no document, loads no weights, writes nothing.
+
+    Without `own_output` nothing will be written there, so another run's answers in it do not matter.
+    """
+    answer_schema(config.input.keep)
+    store = ObjectStore(config.output.uri, config.output.storage_options)
+    questions = load_questions(config.questions, config.sampling, config.input.storage_options)
+    files = input_files(config.input, bool(questions))
+    model = building.resolve(config)
+    resolved = {"model_revision": model.revision, "questions": as_config(questions, config.sampling), "date": config.date or _date(store)}
+    config = config.model_copy(update=resolved)
+    preparer = build_preparer(config)
+    preparer.check()
+    parts = identity(config)
+    if own_output:
+        refuse_other_run(store, parts)
+    return OpenedRun(config, model, parts, fingerprint(parts), tuple(files), preparer, store)
+
+
+def _date(store: ObjectStore) -> datetime:
+    """When the run in the output began, now if there is none: prompts that show the date stay the same when a run is resumed."""
+    before = read_run(store)
+    return datetime.fromisoformat(before["identity"]["date"]) if before else datetime.now().replace(microsecond=0)
+
+
+def input_files(columns: InputConfig, shared_questions: bool) -> list[InputFile]:
+    """The input's files, each of a format that is read, the first of each format with the columns it needs."""
+    files = list_files(columns.uris, columns.storage_options)
+    first: dict[str, InputFile] = {}
+    for file in files:
+        first.setdefault(format_of(file.uri, columns.format), file)
+    for kind, file in first.items():
+        _refuse_missing_columns(file, kind, columns, shared_questions)
+    return files
+
+
+def _refuse_missing_columns(file: InputFile, kind: str, columns: InputConfig, shared_questions: bool) -> None:
+    present = columns_of(file, columns)
+    if present is None:
+        return
+    wanted = {"input.id": columns.id, "input.text": columns.text}
+    if columns.questions and not shared_questions:
+        wanted["input.questions"] = columns.questions
+    if kind in ("parquet", "csv"):
+        wanted |= {f"input.keep.{n}": name for n, name in enumerate(columns.keep)}
+    for key, name in wanted.items():
+        if name not in present:
+            close = difflib.get_close_matches(name, present, n=1, cutoff=0.4)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(map(repr, present)) or 'none'}"
+            raise ConfigError(f"{key}: {file.uri} has no column {name!r}; {hint}")
+
+
+def refuse_other_run(store: ObjectStore, parts: Mapping[str, Any]) -> None:
+    """ConfigError when the output already holds answers that something else was asked for."""
+    try:
+        before = read_run(store)
+    except OSError as error:
+        raise ConfigError(f"output.uri: {store.uri} cannot be read: {error}") from error
+    if before is None or before.get("identity") == parts:
+        return
+    keys = differences(before.get("identity") or {}, parts)
+    raise ConfigError(
+        f"output.uri: {store.uri} holds the answers of another run (different: {', '.join(keys) or 'schema'}); "
+        "choose another output, or remove that one"
+    )

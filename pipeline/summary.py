@@ -1,0 +1,133 @@
+"""What a person sees before and after a run: the plan in a few lines, then answers, counts and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from askmany.pipeline.commit import DEAD_LETTERS, Manifest, read_answers
+from askmany.pipeline.config import RunConfig
+from askmany.pipeline.export import JSONL
+from askmany.pipeline.opening import OpenedRun
+from askmany.pipeline.planning import PlannedRun
+from askmany.pipeline.progress import duration
+from askmany.pipeline.result import RunResult
+from askmany.pipeline.storage import ObjectStore
+
+SAMPLE_ROWS = 8
+
+
+def print_plan(console: Console, opened: OpenedRun, planned: PlannedRun) -> None:
+    """What there is to do."""
+    plan = planned.plan
+    tokens, answers = plan.total("document_tokens"), plan.total("answer_tokens")
+    per_token = opened.model.kv_bytes_per_token(kv_element_bytes(opened))
+    longest = int(max(plan.table.column("document_tokens").to_pylist(), default=0))
+    lines = [
+        f"{plan.documents:,} documents, {plan.records:,} questions in {len(plan.groups):,} groups"
+        + (f", {len(planned.done):,} groups done before" if planned.done else ""),
+        f"{tokens:,} document tokens (longest {longest:,}), {plan.total('question_tokens'):,} question tokens, "
+        f"at most {answers:,} answer tokens",
+        f"KV of all documents {size(tokens * per_token)}, of the longest {size(longest * per_token)}; "
+        f"questions of a document run in at most {waves(opened, plan.table):,} waves",
+    ]
+    unanswerable = plan.records - plan.total("answerable")
+    if unanswerable:
+        lines.append(f"{unanswerable:,} questions need no engine: their document is empty or too long")
+    if planned.dead_letters:
+        lines.append(f"{planned.dead_letters:,} rows are no documents: {opened.store.uri_of(DEAD_LETTERS)}")
+    if planned.unasked:
+        lines.append(f"{planned.unasked:,} documents have no question")
+    for text in lines:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def kv_element_bytes(opened: OpenedRun) -> int:
+    """Bytes of one KV element: as configured, else fp32 on a CPU and the model's own on a GPU."""
+    engine = opened.config.engine
+    dtype = engine.dtype if engine.dtype != "auto" else "float32" if engine.device == "cpu" else opened.model.dtype
+    return 4 if dtype == "float32" else 2
+
+
+def waves(opened: OpenedRun, table: pa.Table) -> int:
+    """How often the engine has to begin a set of streams for the document with most questions."""
+    most = max(table.column("answerable").to_pylist(), default=0)
+    return -(-most // opened.config.engine.limits.streams)
+
+
+def print_summary(console: Console, result: RunResult, manifest: Manifest, config: RunConfig) -> None:
+    """A sample of the answers, where they are, how many of each status, and how fast it went."""
+    store = ObjectStore(config.output.uri, config.output.storage_options)
+    if console.quiet:
+        return
+    sample = next(read_answers(store, manifest), None)
+    if sample is not None and sample.num_rows:
+        console.print(answer_table(sample.slice(0, SAMPLE_ROWS)))
+    heading = {"complete": "done", "interrupted": "interrupted", "incomplete": "not complete", "failed": "failed"}[result.state]
+    lines = [f"{heading}: {result.records:,} of {result.planned_records:,} records ({statuses(result.statuses)})", *figures(result)]
+    if result.dead_letters:
+        lines.append(f"dead letters: {result.dead_letters:,} in {store.uri_of(DEAD_LETTERS)}")
+    lines.append(f"answers: {store.uri_of('answers/*.parquet')}")
+    if config.output.format != "parquet":
+        lines.append(f"         {store.uri_of(JSONL)}")
+    if result.state != "complete":
+        lines.append("run the same command again to go on; what is there is kept")
+    for text in lines:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def statuses(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {status}" for status, count in counts.items()) or "none"
+
+
+def figures(result: RunResult) -> list[str]:
+    """Speed of this launch and KV reads of the whole run."""
+    lines = []
+    usage = result.usage
+    if result.seconds and result.launch_records:
+        share = result.launch_records / result.records if result.records else 0.0
+        answer_tokens = usage.get("answer_tokens", 0) * share
+        documents = result.documents * share / result.seconds * 3600
+        lines.append(
+            f"{duration(result.seconds)}: {documents:,.0f} documents/hour, {result.launch_records / result.seconds:,.1f} answers/s, "
+            f"{answer_tokens / result.seconds:,.1f} answer tokens/s"
+        )
+    read, alone = usage.get("kv_bytes_read", 0), usage.get("kv_bytes_alone", 0)
+    if read:
+        lines.append(
+            f"KV read {size(read)} where one request per question reads {size(alone)}: {alone / read:.1f} times less, "
+            f"{size(alone - read)} saved"
+        )
+    return lines
+
+
+def answer_table(rows: pa.Table) -> Table:
+    """Records as a table for the terminal. Text of documents and answers is shown as it is, never as markup."""
+    table = Table(box=None, pad_edge=False)
+    for name, ratio in (("document", 2), ("question", 5), ("answer", 6), ("status", 1)):
+        table.add_column(name, ratio=ratio, overflow="ellipsis", no_wrap=True)
+    for row in rows.to_pylist():
+        status = row["status"] if row["finish_reason"] != "length" else f"{row['status']} (length)"
+        said = row["answer"] if row["answer"] is not None else row["error"] or ""
+        cells = (row["doc_id"], row["question"] or row["question_id"], said, status)
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    return table
+
+
+def printable(text: str) -> str:
+    """One line without control characters, which could move the cursor of whoever looks."""
+    return "".join(char if char.isprintable() else " " for char in text).strip()
+
+
+def size(count: float) -> str:
+    """Bytes for people: `640 B`, `1.2 MB`."""
+    sign, count = ("-", -count) if count < 0 else ("", count)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            break
+        count /= 1000
+    return f"{sign}{count:,.0f} {unit}" if unit == "B" else f"{sign}{count:,.1f} {unit}"

@@ -1,0 +1,150 @@
+"""The first look at the input: every document's place, size and verdict, found by CPU tasks that read and tokenise spans of files.
+
+`survey_spans` is what a task does; `run_survey` hands spans to Ray Data and gathers the rows. Text stays inside the task that read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from askmany.engine.errors import ConfigError
+from askmany.pipeline.config import InputConfig, RunConfig
+from askmany.pipeline.documents import DeadLetter, Locator, SourceDocument
+from askmany.pipeline.plan import DOCUMENTS
+from askmany.pipeline.preparing import Preparer
+from askmany.pipeline.questions import QuestionSetError
+from askmany.pipeline.readers import Span, scan
+from askmany.pipeline.storage import open_binary
+
+TASK_BYTES = 32 << 20
+TASK_SPANS = 256
+SPAN = pa.schema(
+    [
+        ("uri", pa.string()),
+        ("name", pa.string()),
+        ("format", pa.string()),
+        ("start", pa.int64()),
+        ("stop", pa.int64()),
+        ("size", pa.int64()),
+    ]
+)
+# A row is a document, a dead letter (`reason`), or a reason to refuse the whole run (`refused`).
+FOUND = pa.schema(
+    [pa.field(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in DOCUMENTS]
+    + [pa.field("name", pa.string()), pa.field("reason", pa.string()), pa.field("refused", pa.bool_())]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What the input holds: documents (schema `DOCUMENTS`, in input order), dead letters, documents that nothing is asked of."""
+
+    documents: pa.Table
+    dead_letters: tuple[DeadLetter, ...]
+    unasked: int
+
+
+def pack_spans(spans: Iterable[Span]) -> list[pa.Table]:
+    """Spans as blocks of one task each: about `TASK_BYTES`, at most `TASK_SPANS`."""
+    blocks: list[list[Span]] = [[]]
+    size = 0
+    for span in spans:
+        if blocks[-1] and (size + span.size > TASK_BYTES or len(blocks[-1]) >= TASK_SPANS):
+            blocks.append([])
+            size = 0
+        blocks[-1].append(span)
+        size += span.size
+    return [pa.Table.from_pylist([asdict(span) for span in block], schema=SPAN) for block in blocks if block]
+
+
+def survey_spans(block: pa.Table, columns: InputConfig, preparer: Preparer) -> pa.Table:
+    """The rows (schema `FOUND`) of a block of spans. Never raises for what a document holds."""
+    rows: list[dict[str, object]] = []
+    for values in block.to_pylist():
+        rows += _limited((_found(item, preparer) for item in scan(Span(**values), columns)), columns.limit)
+    return pa.Table.from_pylist(rows, schema=FOUND)
+
+
+def _limited(rows: Iterable[dict[str, object]], limit: int | None) -> Iterator[dict[str, object]]:
+    """The rows up to the `limit`-th document: no span has to give more than the whole run takes."""
+    documents = 0
+    for row in rows:
+        yield row
+        documents += row.get("reason") is None
+        if documents == limit:
+            return
+
+
+def _found(item: SourceDocument | DeadLetter, preparer: Preparer) -> dict[str, object]:
+    if isinstance(item, DeadLetter):
+        return {**asdict(item.locator), "doc_id": item.doc_id, "reason": item.reason}
+    place = asdict(item.locator)
+    try:
+        prepared = preparer.prepare(item)
+    except QuestionSetError as error:
+        return {**place, "doc_id": item.doc_id, "reason": str(error), "refused": True}
+    except ConfigError as error:
+        return {**place, "doc_id": item.doc_id, "reason": str(error)}
+    except Exception as error:  # whatever one document does to the tokenizer, the survey goes on
+        return {**place, "doc_id": item.doc_id, "reason": f"{type(error).__name__}: {error}"}
+    answerable = prepared.answerable
+    return place | {
+        "doc_id": item.doc_id,
+        "content_hash": item.content_hash,
+        "document_tokens": prepared.document_tokens,
+        "questions": len(prepared.questions),
+        "question_tokens": sum(len(question.token_ids) for question in answerable),
+        "answer_tokens": sum(question.asked.sampling.max_new_tokens for question in answerable),
+        "answerable": len(answerable),
+        "own_questions": preparer.own_question_ids(prepared) or None,
+    }
+
+
+def run_survey(spans: Sequence[Span], config: RunConfig, build_preparer: Callable[[RunConfig], Preparer]) -> Survey:
+    """Read and tokenise every span on the cluster's CPUs. ConfigError when something found refuses the run."""
+    import ray.data
+
+    blocks = pack_spans(spans)
+    if not blocks:
+        return gather([], config.input)
+
+    def task(block: pa.Table) -> pa.Table:
+        return survey_spans(block, config.input, build_preparer(config))
+
+    found = ray.data.from_arrow(blocks).map_batches(task, batch_size=None, batch_format="pyarrow", num_cpus=1)
+    return gather(list(found.iter_batches(batch_size=None, batch_format="pyarrow")), config.input)
+
+
+def gather(tables: Sequence[pa.Table], columns: InputConfig) -> Survey:
+    """One survey out of the tasks' rows, in input order whatever order they came in."""
+    rows = pa.concat_tables([table.cast(FOUND) for table in tables]) if tables else FOUND.empty_table()
+    rows = rows.take(pc.sort_indices(rows, sort_keys=[("uri", "ascending"), ("start", "ascending"), ("length", "ascending")]))
+    bad = rows.filter(pc.is_valid(rows.column("reason")))
+    for row in bad.to_pylist():
+        if row["refused"]:
+            raise ConfigError(row["reason"])
+    letters = tuple(_exact_line(_dead_letter(row), columns) for row in bad.to_pylist())
+    documents = rows.filter(pc.is_null(rows.column("reason"))).select(DOCUMENTS.names).slice(0, columns.limit)
+    asked = documents.filter(pc.greater(documents.column("questions"), 0))
+    return Survey(asked.cast(DOCUMENTS), letters, documents.num_rows - asked.num_rows)
+
+
+def _dead_letter(row: dict[str, object]) -> DeadLetter:
+    locator = Locator(row["uri"], row["name"], row["format"], row["start"], row["length"], row["line"])  # type: ignore[arg-type]
+    return DeadLetter(locator, str(row["reason"]), row["doc_id"])  # type: ignore[arg-type]
+
+
+def _exact_line(letter: DeadLetter, columns: InputConfig) -> DeadLetter:
+    """The letter with its line in the file; spans other than a file's first know their bytes only."""
+    if letter.locator.line:
+        return letter
+    line, left = 1, letter.locator.start
+    with open_binary(letter.locator.uri, columns.storage_options) as stream:
+        while left and (data := stream.read(min(left, 1 << 20))):
+            line += data.count(b"\n")
+            left -= len(data)
+    return replace(letter, locator=replace(letter.locator, line=line))

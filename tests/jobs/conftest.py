@@ -1,0 +1,5 @@
+"""Fixtures of these tests."""
+
+from tests.helpers.ray_session import ray_session
+
+__all__ = ["ray_session"]

@@ -1,0 +1,150 @@
+"""Listing, reading ranges, and objects that appear whole or not at all, on local folders and an in-memory store."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from askmany.engine.errors import ConfigError
+from askmany.pipeline.storage import ObjectStore, filesystem, list_files, open_binary, read_bytes, read_range
+
+
+@pytest.fixture(params=["local", "memory"])
+def prefix(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A URI prefix of each kind."""
+    if request.param == "local":
+        yield str(tmp_path / "store")
+        return
+    uri = f"memory://{uuid.uuid4().hex}"
+    yield uri
+    fs, path = fsspec.core.url_to_fs(uri)
+    if fs.exists(path):
+        fs.rm(path, recursive=True)
+
+
+def names(uris: list[str]) -> list[str]:
+    return [file.name for file in list_files(uris, {})]
+
+
+def test_folder_file_and_glob(prefix: str) -> None:
+    store = ObjectStore(prefix, {})
+    for name in ("b.txt", "a.txt", "deep/er/c.txt", ".hidden/d.txt", ".e.txt"):
+        store.put(name, name.encode())
+    assert names([prefix]) == ["a.txt", "b.txt", "deep/er/c.txt"]
+    assert names([f"{prefix}/a.txt"]) == ["a.txt"]
+    assert names([f"{prefix}/*.txt"]) == ["a.txt", "b.txt"]
+    assert names([f"{prefix}/**/*.txt"])[-1] == "deep/er/c.txt"
+    assert names([f"{prefix}/a.txt", f"{prefix}/*.txt"]) == ["a.txt", "b.txt"]
+    (file,) = list_files([f"{prefix}/deep/er/c.txt"], {})
+    assert file.size == 13
+    assert read_bytes(file.uri, {}) == b"deep/er/c.txt"
+    assert read_range(file.uri, 5, 2, {}) == b"er"
+    with open_binary(file.uri, {}) as stream:
+        assert stream.read(4) == b"deep"
+
+
+def test_a_listed_file_changes_its_version_when_it_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("x")
+    (before,) = list_files([str(path)], {})
+    os.utime(path, (1, 1))
+    assert list_files([str(path)], {})[0].version != before.version
+
+
+def test_names_with_glob_characters_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a[1].txt").write_text("x")
+    assert names([str(tmp_path / "a[1].txt")]) == ["a[1].txt"]
+
+
+@pytest.mark.parametrize("uri", ["nowhere", "nowhere/*.txt", "memory://nowhere/x.txt"])
+def test_nothing_there_is_refused_by_name(uri: str) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        list_files([uri], {})
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no files there"):
+        list_files([str(tmp_path)], {})
+
+
+def test_unknown_schemes_and_missing_drivers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="nosuch://x"):
+        filesystem("nosuch://x", {})
+
+    def missing(uri: str, **options: object) -> None:
+        raise ImportError("no module")
+
+    monkeypatch.setattr("askmany.pipeline.storage.url_to_fs", missing)
+    with pytest.raises(ConfigError, match=r"pip install 'askmany\[s3\]'"):
+        filesystem("s3://bucket/x", {})
+
+
+def test_listing_failures_name_the_uri(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def denied(self: object, path: str) -> bool:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.isdir", denied)
+    with pytest.raises(ConfigError, match="cannot be listed: Access Denied"):
+        list_files([str(tmp_path)], {})
+
+
+def test_a_range_past_the_end_says_that_the_file_changed(prefix: str) -> None:
+    ObjectStore(prefix, {}).put("a", b"abc")
+    with pytest.raises(OSError, match="the file has changed"):
+        read_range(f"{prefix}/a", 2, 5, {})
+    assert read_range(f"{prefix}/a", 1, 0, {}) == b""
+
+
+def test_objects(prefix: str) -> None:
+    store = ObjectStore(prefix + "/", {})
+    assert store.list("answers") == {}
+    assert not store.exists("answers/a")
+    store.put("answers/a", b"one")
+    store.put("answers/a", b"three")
+    store.put("answers/deeper/b", b"")
+    with store.writer("answers/c") as stream:
+        stream.write(b"x" * 10)
+    assert store.list("answers") == {"answers/a": 5, "answers/c": 10}
+    assert store.get("answers/a") == b"three"
+    with store.open("answers/c") as stream:
+        assert stream.read() == b"x" * 10
+    assert store.uri_of("answers/a") == f"{prefix}/answers/a"
+    with pytest.raises(FileNotFoundError):
+        store.get("answers/none")
+    store.remove_folder("answers")
+    store.remove_folder("answers")
+    assert store.list("answers") == {}
+
+
+def test_a_write_that_fails_leaves_what_was_there(prefix: str) -> None:
+    store = ObjectStore(prefix, {})
+    store.put("answers/a", b"old")
+
+    def write_half() -> None:
+        with store.writer("answers/a") as stream:
+            stream.write(b"half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_half()
+    assert store.get("answers/a") == b"old"
+    assert store.list("answers") == {"answers/a": 3}
+
+
+def test_unfinished_local_writes_are_not_listed(tmp_path: Path) -> None:
+    store = ObjectStore(str(tmp_path), {})
+    with store.writer("answers/a") as stream:
+        stream.write(b"half")
+        stream.flush()
+        assert len(list((tmp_path / "answers").iterdir())) == 1
+        assert store.list("answers") == {}
+    assert store.list("answers") == {"answers/a": 4}
+
+
+def test_a_put_that_is_denied_names_its_uri(tmp_path: Path) -> None:
+    (tmp_path / "answers").write_text("a file where a folder is needed")
+    with pytest.raises(OSError, match="answers/a: cannot be written"):
+        ObjectStore(str(tmp_path), {}).put("answers/a", b"x")
