@@ -12,7 +12,7 @@ __all__ = ["RunResult", "__version__", "run"]
 
 def __getattr__(name: str) -> Any:
     if name in ("run", "RunResult"):
-        from askmany.pipeline import run as module
+        import askmany.pipeline.run as module
 
         return getattr(module, name)
     raise AttributeError(f"module 'askmany' has no attribute {name!r}")
