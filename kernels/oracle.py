@@ -41,8 +41,8 @@ def visible_by_rule(queries: Tokens, keys: Tokens) -> Tensor:
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """fp64 attention of `q` [Q, HQ, D] over `k`, `v` [K, HKV, D] under `visible` [Q, K] bool.
 
-    Returns output [Q, HQ, D] and natural log-sum-exp [Q, HQ], both fp64; 0 and -inf for a row that sees nothing. One KV head at a time,
-    so that 32,768 keys and hundreds of rows fit in memory.
+    Returns output [Q, HQ, D] and natural log-sum-exp [Q, HQ], both fp64; 0 and -inf for a row that sees nothing. One query head at a
+    time, so that hundreds of rows and hundreds of thousands of keys fit in memory.
     """
     rows, heads, dim = q.shape
     group = heads // k.shape[1]
@@ -51,13 +51,11 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: flo
     blind = ~visible.any(dim=1)  # [Q]
     if k.shape[0] == 0 or bool(blind.all()):
         return out, lse
-    for head in range(k.shape[1]):
-        span = slice(head * group, (head + 1) * group)
-        scores = q[:, span].double() @ k[:, head].double().T * scale  # [Q, G, K]
-        scores = scores.masked_fill(~visible[:, None, :], float("-inf"))
-        lse[:, span] = torch.logsumexp(scores, dim=-1)
-        weights = torch.softmax(scores, dim=-1).masked_fill(blind[:, None, None], 0.0)
-        out[:, span] = weights @ v[:, head].double()
+    for head in range(heads):
+        k_head, v_head = k[:, head // group].double(), v[:, head // group].double()  # [K, D]
+        scores = (q[:, head].double() @ k_head.T * scale).masked_fill(~visible, float("-inf"))  # [Q, K]
+        lse[:, head] = torch.logsumexp(scores, dim=-1)
+        out[:, head] = torch.softmax(scores, dim=-1).masked_fill(blind[:, None], 0.0) @ v_head
     return out, lse
 
 

@@ -120,6 +120,8 @@ def stream_mask(
     shapes that do not fit.
     """
     _check_shapes(q, k_new, v_new, k_cache, v_cache, slot_sid, plan)
+    if not scale > 0:
+        raise ValueError(f"scale must be positive, not {scale}")
     tokens, heads, dim = q.shape
     group = heads // k_cache.shape[1]
     tile = tile or choose_tile(tokens, group, dim, q.dtype)
@@ -135,14 +137,14 @@ def stream_mask(
     attend_masked[grid](
         q, k_new, v_new, k_cache, v_cache, plan.kv_indices, plan.kv_indptr, plan.q_indptr, plan.new_keys, plan.q_sid, slot_sid,
         part, part_lse, q.stride(0), k_new.stride(0), v_new.stride(0), k_cache.stride(0), v_cache.stride(0),
-        tokens, requests, scale * math.log2(math.e),
-        HQ=heads, G=group, D=dim, BLOCK_D=block_d, BLOCK_M=tile.rows, BLOCK_N=tile.keys, SPLITS=splits,
-        BLOCK_B=triton.next_power_of_2(requests + 1), num_warps=tile.warps, num_stages=tile.stages,
+        tokens, requests, splits, group, scale * math.log2(math.e),
+        D=dim, BLOCK_D=block_d, BLOCK_M=tile.rows, BLOCK_N=tile.keys,
+        PARTS=block_d // 32 if q.dtype == torch.float32 else 1,
+        BLOCK_B=max(16, triton.next_power_of_2(requests + 1)), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1:
         merge_splits[(tokens, heads)](
-            part, part_lse, out, lse, tokens, HQ=heads, D=dim, BLOCK_D=block_d, SPLITS=splits,
-            BLOCK_S=triton.next_power_of_2(splits), num_warps=4,
+            part, part_lse, out, lse, tokens, splits, D=dim, BLOCK_D=block_d, BLOCK_S=triton.next_power_of_2(splits), num_warps=4,
         )  # fmt: skip
     return out, lse
 

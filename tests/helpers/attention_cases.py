@@ -5,6 +5,7 @@ A world holds the same tokens twice: side by side with their places (for the ora
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, fields
 
@@ -83,13 +84,16 @@ SMALL_FACTORS: dict[str, tuple[object, ...]] = FACTORS | {
 
 
 def cases(factors: dict[str, tuple[object, ...]], *, seed: int, at_least: int, limit_values: int) -> list[Case]:
-    """A pairwise-covering sample of `factors` in which no world holds more than `limit_values` cached numbers."""
+    """A pairwise-covering sample of `factors` in which no world holds more than `limit_values` cached numbers and no
+    document more than twice as many scores."""
 
     def feasible(choice: Choice) -> bool:
         case = Case(**choice)  # type: ignore[arg-type]
         length = 190 if case.private == "ragged" else int(case.private)
-        keys = case.documents * case.document + (case.documents * case.streams + case.loners) * (length + case.rows)
-        return keys * case.heads[1] * case.head_dim <= limit_values
+        own = case.streams * (length + case.rows)
+        keys = case.documents * (case.document + own) + case.loners * (length + case.rows)
+        scores = case.streams * case.rows * case.heads[0] * (case.document + own)
+        return keys * case.heads[1] * case.head_dim <= limit_values and scores <= 2 * limit_values
 
     return [Case(**choice) for choice in pairwise(factors, feasible, seed=seed, at_least=at_least)]  # type: ignore[arg-type]
 
@@ -172,25 +176,15 @@ class _Node:
 
 def split_world(case: Case, seed: int, device: str) -> tuple[World, SplitBatch]:
     """A world for the split layout: instruction (levels 2 and 3), documents, question groups (level 3), streams; rows stream by stream."""
-    draw = random.Random(seed)
-    nodes, streams = _family(case, draw)
-    keys: list[tuple[int, int, int, int]] = []
-    rows: list[tuple[int, int, int, int]] = []
-    row_keys: list[int] = []
-    spans = []  # (first key, count) of nodes, then streams
-    for node in nodes:
-        spans.append((len(keys), node.length))
-        keys += [(node.document, node.group, EVERYONE, node.start + i) for i in range(node.length)]
-    row_starts = []
-    for sid, stream in enumerate(streams):
-        spans.append((len(keys), stream.keys))
-        first = len(keys)
-        keys += [(stream.document, stream.group, sid, stream.start + i) for i in range(stream.keys)]
-        row_starts.append(len(rows))
-        for i in range(stream.rows):
-            rows.append((stream.document, stream.group, sid, stream.start + stream.cached + i))
-            row_keys.append(first + stream.cached + i)
-    world, slots = _lay_out(case, rows, row_keys, keys, spans, seed, device)
+    nodes, streams = _family(case, random.Random(seed))
+    runs = [_Run(n.document, n.group, EVERYONE, n.start, n.length) for n in nodes]
+    runs += [_Run(s.document, s.group, sid, s.start, s.keys) for sid, s in enumerate(streams)]
+    row_runs = [_Run(s.document, s.group, sid, s.start + s.cached, s.rows) for sid, s in enumerate(streams)]
+    firsts = list(itertools.accumulate((r.count for r in runs), initial=0))
+    row_starts = list(itertools.accumulate((s.rows for s in streams), initial=0))
+    row_keys = [firsts[len(nodes) + sid] + s.cached + i for sid, s in enumerate(streams) for i in range(s.rows)]
+    spans = [run.count for run in runs]
+    world, slots = _lay_out(case, _tokens(row_runs), torch.tensor(row_keys), _tokens(runs), spans, seed, device)
     shared = []
     for number, node in enumerate(nodes):
         below = [
@@ -208,40 +202,28 @@ def split_world(case: Case, seed: int, device: str) -> tuple[World, SplitBatch]:
 def masked_world(case: Case, seed: int, device: str) -> tuple[World, MaskedBatch]:
     """A world for the interleaved layout: one request a document (and a loner), its streams' cached tokens shuffled together, then the
     step's new tokens. Instruction and groups do not exist here: their tokens are the document's."""
-    draw = random.Random(seed)
-    _, streams = _family(case, draw)
-    keys: list[tuple[int, int, int, int]] = []
-    rows: list[tuple[int, int, int, int]] = []
-    row_keys: list[int] = []
-    spans, bounds = [], []
+    _, streams = _family(case, random.Random(seed))
+    generator = torch.Generator().manual_seed(seed)
+    keys, rows, row_keys, spans, counts = [], [], [], [], []
+    total = 0
     for document in sorted({s.document for s in streams}):
-        first, row_start = len(keys), len(rows)
-        keys += [(document, EVERYONE, EVERYONE, i) for i in range(case.document)]
         mine = [(sid, s) for sid, s in enumerate(streams) if s.document == document]
-        turns = [sid for sid, s in mine for _ in range(s.cached)]
-        draw.shuffle(turns)
-        fed = dict.fromkeys((sid for sid, _ in mine), case.document)
-        for sid in turns:
-            keys.append((document, EVERYONE, sid, fed[sid]))
-            fed[sid] += 1
-        news = [sid for sid, s in mine for _ in range(s.rows)]
-        draw.shuffle(news)
-        for sid in news:
-            rows.append((document, EVERYONE, sid, fed[sid]))
-            row_keys.append(len(keys))
-            keys.append(rows[-1])
-            fed[sid] += 1
-        spans.append((first, len(keys) - first))
-        bounds.append((row_start, len(rows) - row_start))
-    world, slots = _lay_out(case, rows, row_keys, keys, spans, seed, device)
+        prefix = _tokens([_Run(document, EVERYONE, EVERYONE, 0, case.document)])
+        cached = _shuffled([_Run(document, EVERYONE, sid, case.document, s.cached) for sid, s in mine], generator)
+        news = _shuffled([_Run(document, EVERYONE, sid, case.document + s.cached, s.rows) for sid, s in mine], generator)
+        keys += [prefix, cached, news]
+        rows.append(news)
+        total += len(prefix) + len(cached)
+        row_keys.append(total + torch.arange(len(news)))
+        total += len(news)
+        spans.append(len(prefix) + len(cached) + len(news))
+        counts.append(len(news))
+    world, slots = _lay_out(case, _join(rows), torch.cat(row_keys), _join(keys), spans, seed, device)
     slot_sid = torch.full((world.k_cache.shape[0],), 10**6, dtype=torch.int32, device=device)
     slot_sid[world.key_slots] = world.keys.stream.to(torch.int32)
-    items = tuple(MaskedItem(start, count, slots[i]) for i, (start, count) in enumerate(bounds))
+    starts = list(itertools.accumulate(counts, initial=0))
+    items = tuple(MaskedItem(starts[i], count, slots[i]) for i, count in enumerate(counts))
     return world, MaskedBatch(items, world.queries.stream.to(torch.int32), slot_sid)
-
-
-def poison_value(dtype: torch.dtype, device: str) -> Tensor:
-    return torch.full((), float("nan"), dtype=dtype, device=device)
 
 
 def _family(case: Case, draw: random.Random) -> tuple[list[_Node], list[_Stream]]:
@@ -270,48 +252,78 @@ def _private(case: Case, draw: random.Random) -> int:
     return draw.choice(PRIVATE_LENGTHS) if case.private == "ragged" else int(case.private)
 
 
-def _tokens(entries: list[tuple[int, int, int, int]], device: str) -> Tokens:
-    table = torch.tensor(entries, dtype=torch.int64, device=device).reshape(-1, 4)
-    return Tokens(*table.T.contiguous())
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """`count` consecutive tokens from position `start` on."""
+
+    document: int
+    group: int
+    stream: int
+    start: int
+    count: int
+
+
+def _tokens(runs: list[_Run]) -> Tokens:
+    """The tokens of `runs`, one run after the other, on the CPU."""
+    table = torch.tensor([[r.document, r.group, r.stream, r.start] for r in runs]).reshape(-1, 4)
+    counts = torch.tensor([r.count for r in runs], dtype=torch.int64)
+    each = table.repeat_interleave(counts, dim=0)
+    ahead = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    return Tokens(each[:, 0], each[:, 1], each[:, 2], each[:, 3] + torch.arange(each.shape[0]) - ahead)
+
+
+def _shuffled(runs: list[_Run], generator: torch.Generator) -> Tokens:
+    """The tokens of `runs` in random order that keeps each run's own order."""
+    tokens = _tokens(runs)
+    order = torch.randperm(len(tokens), generator=generator)
+    owner = torch.arange(len(runs)).repeat_interleave(torch.tensor([r.count for r in runs]))[order]
+    back = torch.empty_like(order)
+    back[torch.argsort(owner, stable=True)] = torch.arange(len(tokens))  # place i of the shuffle belongs to its run's next token
+    return tokens.take(back)
+
+
+def _join(parts: list[Tokens]) -> Tokens:
+    return Tokens(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Tokens)))
 
 
 def _lay_out(
-    case: Case,
-    rows: list[tuple[int, int, int, int]],
-    row_keys: list[int],
-    keys: list[tuple[int, int, int, int]],
-    spans: list[tuple[int, int]],
-    seed: int,
-    device: str,
+    case: Case, queries: Tokens, row_keys: Tensor, keys: Tokens, spans: list[int], seed: int, device: str
 ) -> tuple[World, list[Tensor]]:
     """Draw the numbers and put every span of keys into pages of its own, pages scattered over a pool a quarter larger, NaN elsewhere."""
     generator = torch.Generator(device=device).manual_seed(seed)
-    rows = rows + [(-2, EVERYONE, EVERYONE, -1)] * case.dead
-    row_keys = row_keys + [-1] * case.dead
+    nobody = torch.full((case.dead,), EVERYONE)
+    queries = _join([queries, Tokens(nobody - 1, nobody, nobody, nobody)])
+    own = torch.cat([row_keys.to(torch.int64), nobody]).to(device)
     (hq, hkv), dim, dtype = case.heads, case.head_dim, case.torch_dtype
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
 
-    q, k, v = normal(len(rows), hq, dim), normal(len(keys), hkv, dim), normal(len(keys), hkv, dim)
-    if case.peak and len(keys) and len(rows):
+    q, k, v = normal(len(queries), hq, dim), normal(len(keys), hkv, dim), normal(len(keys), hkv, dim)
+    if case.peak and len(keys) and len(queries):
         q = sharpen(q, k, case)
-    size = case.page_size
-    needed = [-(-count // size) for _, count in spans]
-    pool_pages = sum(needed) * 5 // 4 + 2
-    pages = torch.randperm(pool_pages, generator=torch.Generator().manual_seed(seed)).to(device)
-    slots, key_slots, taken = [], torch.empty(len(keys), dtype=torch.int64, device=device), 0
-    for (first, count), page_count in zip(spans, needed, strict=True):
-        mine = pages[taken : taken + page_count]
-        taken += page_count
-        here = (mine[:, None] * size + torch.arange(size, device=device)[None, :]).reshape(-1)[:count]
-        slots.append(here)
-        key_slots[first : first + count] = here
-    k_cache = poison_value(dtype, device).repeat(pool_pages * size, hkv, dim)
+    slots, pool = _scattered(spans, case.page_size, seed, device)
+    key_slots = torch.cat(slots)
+    k_cache = torch.full((pool, hkv, dim), float("nan"), dtype=dtype, device=device)
     v_cache = k_cache.clone()
     k_cache[key_slots], v_cache[key_slots] = k, v
-    own = torch.tensor(row_keys, dtype=torch.int64, device=device)
-    return World(case, q, _tokens(rows, device), k, v, _tokens(keys, device), key_slots, own, k_cache, v_cache), slots
+    return World(case, q, _to(queries, device), k, v, _to(keys, device), key_slots, own, k_cache, v_cache), slots
+
+
+def _scattered(spans: list[int], page_size: int, seed: int, device: str) -> tuple[list[Tensor], int]:
+    """Slots of each span, in pages drawn at random from a pool a quarter larger than needed; the pool's slot count."""
+    needed = [-(-count // page_size) for count in spans]
+    pages = torch.randperm(sum(needed) * 5 // 4 + 2, generator=torch.Generator().manual_seed(seed))
+    slots, taken = [], 0
+    for count, page_count in zip(spans, needed, strict=True):
+        mine = pages[taken : taken + page_count]
+        taken += page_count
+        slots.append((mine[:, None] * page_size + torch.arange(page_size)).reshape(-1)[:count].to(device))
+    return slots, pages.shape[0] * page_size
+
+
+def _to(tokens: Tokens, device: str) -> Tokens:
+    return Tokens(*(getattr(tokens, f.name).to(device) for f in fields(Tokens)))
 
 
 def sharpen(q: Tensor, k: Tensor, case: Case) -> Tensor:
