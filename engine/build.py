@@ -24,16 +24,14 @@ def build_scheduler(config: EngineConfig) -> Scheduler:
     return InterleavedScheduler(pool, tree, config.limits)
 
 
-def build_engine(model: ResolvedModel, config: EngineConfig, context_tokens: int | None = None, grammars: bool = False) -> Engine:
+def build_engine(model: ResolvedModel, config: EngineConfig, context_tokens: int | None = None) -> Engine:
     """Load `model` on the device that `config` names, with a KV pool for prompts and answers of `context_tokens` (default: the model's).
-
-    `grammars`: whether questions may hold their answers to a grammar.
 
     Raises ConfigError in one line when the device is not there, the model is not supported, or weights and context do not fit.
     """
     from askmany.engine.loading import load_executor
 
-    executor, resolved = load_executor(model, config, context_tokens or model.context_tokens, grammars)
+    executor, resolved = load_executor(model, config, context_tokens or model.context_tokens)
     return Engine(
         build_scheduler(resolved),
         executor,

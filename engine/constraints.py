@@ -6,8 +6,9 @@ constrained stream costs nothing. Masks are filled on the CPU, best while the de
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import xgrammar
@@ -34,13 +35,23 @@ class Masks:
 
 
 class Constraints:
-    """The grammar state of the streams of one engine."""
+    """The grammar state of the streams of one engine. The compiler is made when the first constrained stream comes."""
 
-    def __init__(self, compiler: GrammarCompiler) -> None:
-        self._compiler = compiler
+    def __init__(self, make_compiler: Callable[[], GrammarCompiler]) -> None:
+        self._make_compiler = make_compiler
         self._matchers: dict[int, GrammarMatcher] = {}  # by stream id
-        self._batch = BatchGrammarMatcher()
-        self._probe = xgrammar.allocate_token_bitmask(1, compiler.vocabulary)
+
+    @cached_property
+    def _compiler(self) -> GrammarCompiler:
+        return self._make_compiler()
+
+    @cached_property
+    def _batch(self) -> BatchGrammarMatcher:
+        return BatchGrammarMatcher()
+
+    @cached_property
+    def _probe(self) -> Tensor:
+        return xgrammar.allocate_token_bitmask(1, self._compiler.vocabulary)
 
     def masks(self, streams: Sequence[Stream]) -> Masks | None:
         """What is legal next for the streams, row i of the logits belonging to stream i; None when none of them has a grammar.

@@ -5,6 +5,7 @@ The only module that resolves `auto` values of the engine's config. Everything t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -20,13 +21,8 @@ from askmany.engine.model_transformers import TransformersModel
 from askmany.engine.models import ResolvedModel
 
 
-def load_executor(
-    model: ResolvedModel, config: EngineConfig, context_tokens: int, grammars: bool = False
-) -> tuple[TorchExecutor, EngineConfig]:
-    """The executor for `model` under `config`, and the config with its `auto` values resolved. Raises ConfigError.
-
-    With `grammars` it can hold answers to a grammar, which takes the model's tokenizer and some seconds.
-    """
+def load_executor(model: ResolvedModel, config: EngineConfig, context_tokens: int) -> tuple[TorchExecutor, EngineConfig]:
+    """The executor for `model` under `config`, and the config with its `auto` values resolved. Raises ConfigError."""
     device = torch.device(_device(config))
     dtype = _dtype(model, config, device)
     memory.check_weights(model.name, _weight_bytes(model, dtype), device, memory.free_bytes(device))
@@ -46,9 +42,7 @@ def load_executor(
         memory.check_tokens(need, kv_tokens, device, free)
     resolved = config.resolve(device=_device(config), dtype=dtype, kv_tokens=kv_tokens)
     pool = KVPool(loaded.kv_shape, resolved.kv_pages * resolved.page_size, device)
-    constraints = None
-    if grammars:
-        constraints = Constraints(GrammarCompiler.load(model.folder, loaded.vocabulary, model.eos_token_ids))
+    constraints = Constraints(partial(GrammarCompiler.load, model.folder, loaded.vocabulary, model.eos_token_ids))
     return TorchExecutor(loaded, pool, resolved.page_size, constraints), resolved
 
 

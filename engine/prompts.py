@@ -165,6 +165,19 @@ class PromptBuilder:
             raise QuestionError("the question is empty, and so is the prompt after it")
         return ids
 
+    def answer_ids(self, question_text: str, answer: str) -> tuple[int, ...]:
+        """The ids of an answer as they follow the prompt; without a chat template a blank stands between where the prompt has none.
+
+        Raises QuestionError when the answer's beginning changes the prompt's last tokens, or when the answer has no tokens.
+        """
+        before = self._separator + self._question_part(question_text) + self._end
+        blank = "" if self._chat or before[-1:].isspace() else " "
+        lead = self._tokenizer.encode(before).ids
+        whole = self._tokenizer.encode(before + blank + answer).ids
+        if whole[: len(lead)] != lead or len(whole) == len(lead):
+            raise QuestionError(f"the prompt|answer boundary: {answer[:40]!r} is no sequence of tokens of its own after the prompt")
+        return tuple(whole[len(lead) :])
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text of an answer's ids, special tokens left out."""
         return self._tokenizer.decode(ids)

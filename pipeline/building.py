@@ -5,6 +5,9 @@ The only place that knows which engines there are. Heavy libraries are loaded he
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import Any
+
 from askmany.engine.models import ResolvedModel, resolve_model
 from askmany.engine.prompts import PromptBuilder
 from askmany.pipeline.config import RunConfig
@@ -25,7 +28,24 @@ def build_preparer(config: RunConfig) -> Preparer:
     model = resolve(config)
     shared = load_questions(config.questions, config.sampling, config.input.storage_options)
     prompts = PromptBuilder(model.folder, config.prompt, config.date)
-    return Preparer(config, prompts, min(model.context_tokens, config.context_tokens or model.context_tokens), shared)
+    context_tokens = min(model.context_tokens, config.context_tokens or model.context_tokens)
+    return Preparer(config, prompts, context_tokens, shared, next(iter(model.eos_token_ids), None), _GrammarCheck(model))
+
+
+class _GrammarCheck:
+    """Compiles grammars for a model's vocabulary; PyTorch is loaded with the first."""
+
+    def __init__(self, model: ResolvedModel) -> None:
+        self._model = model
+
+    @cached_property
+    def _compiler(self) -> Any:
+        from askmany.engine.grammar import GrammarCompiler
+
+        return GrammarCompiler.load(self._model.folder, self._model.vocab_size, self._model.eos_token_ids)
+
+    def __call__(self, grammar: str) -> object:
+        return self._compiler.compile(grammar)
 
 
 def build_engine(config: RunConfig) -> Engine:

@@ -7,17 +7,19 @@ neither files nor engines.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from askmany.engine.errors import DocumentError, QuestionError
+from askmany.engine.answer_types import BoolType, ChoiceType
+from askmany.engine.errors import ConfigError, DocumentError, QuestionError
 from askmany.engine.fit import Ask, Fit, fit, require_room
+from askmany.engine.labels import LabelTrie, label_trie
 from askmany.engine.prompts import PromptBuilder
 from askmany.engine.request import Document, Question
 from askmany.engine.truncate import cut_document
 from askmany.pipeline.config import RunConfig
 from askmany.pipeline.documents import SourceDocument
-from askmany.pipeline.questions import AskedQuestion, ask, own_questions
+from askmany.pipeline.questions import AskedQuestion, QuestionSetError, ask, own_questions
 from askmany.pipeline.schema import Record, Status
 from askmany.pipeline.text import is_blank
 
@@ -26,12 +28,29 @@ Segments = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class PreparedQuestion:
-    """A question of one document: its tail, and `status` when it needs no engine because it has its end already."""
+    """A question of one document: its tail, its labels where they are scored; `status` when it has its end already and needs no engine."""
 
     asked: AskedQuestion
     token_ids: tuple[int, ...] = ()
     status: Status | None = None
     error: str | None = None
+    labels: LabelTrie | None = None
+
+    @property
+    def ask(self) -> Ask:
+        """What the question takes of the context: its tail, and its answer or its longest label."""
+        answer = max(map(len, self.labels.token_ids)) if self.labels else self.asked.sampling.max_new_tokens
+        return Ask(len(self.token_ids), answer)
+
+    @property
+    def grammar(self) -> str | None:
+        """What the answer is held to while it is decoded."""
+        return None if self.labels else self.asked.kind.grammar
+
+    def for_engine(self, doc_id: str) -> Question:
+        """The engine's question about this document."""
+        sampling = self.asked.sampling.to_engine(stream_seed(self.asked, doc_id))
+        return Question(self.asked.question_id, self.token_ids, sampling, self.grammar, self.labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +72,9 @@ class PreparedDocument:
 
     def for_engine(self, key: str) -> Document:
         """The engine's document with the questions that need it, under a key unique among submitted ones."""
-        questions = tuple(
-            Question(q.asked.question_id, q.token_ids, q.asked.sampling.to_engine(stream_seed(q.asked, self.source.doc_id)))
-            for q in self.answerable
-        )
-        return Document(key, self.segments, questions)
+        return Document(key, self.segments, tuple(question.for_engine(self.source.doc_id) for question in self.answerable))
 
-    def record(self, question: PreparedQuestion, attempt: int, **what: object) -> Record:
+    def record(self, question: PreparedQuestion, attempt: int, flags: Sequence[str] = (), **what: object) -> Record:
         """The record of one question: what is known from preparing, and `what` became of it."""
         return Record(
             doc_id=self.source.doc_id,
@@ -70,7 +85,8 @@ class PreparedDocument:
             attempt=attempt,
             question=question.asked.text,
             references=question.asked.references or None,
-            flags=self.flags,
+            answer_type=question.asked.kind.kind,
+            flags=(*self.flags, *flags),
             keep=self.source.keep,
             **what,  # type: ignore[arg-type]
         )
@@ -78,20 +94,50 @@ class PreparedDocument:
 
 class Preparer:
     """Prepares documents of one run. `shared` are asked of every document, before its own questions. `context_tokens` bounds a prompt
-    with its answer."""
+    with its answer, `end_token_id` ends one; `compile_grammar` raises ValueError for a
+    grammar that cannot be had for the model's vocabulary."""
 
-    def __init__(self, config: RunConfig, prompts: PromptBuilder, context_tokens: int, shared: Sequence[AskedQuestion]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        prompts: PromptBuilder,
+        context_tokens: int,
+        shared: Sequence[AskedQuestion],
+        end_token_id: int | None = None,
+        compile_grammar: Callable[[str], object] = lambda grammar: None,
+    ) -> None:
         self.prompts = prompts
+        self._compile = compile_grammar
+        self._compiled: set[str] = set()
+        self._end_token_id = end_token_id
         self.context_tokens = context_tokens
         self._config = config
         self._shared = tuple(shared)
-        self._tails = {question: prompts.tail(question.text) for question in self._shared}
+        self._shared_asks = {question: self._prepared_shared(question) for question in self._shared}
 
     def check(self) -> None:
         """Prove the prompt's boundaries and that the shared questions have room. ConfigError otherwise."""
         self.prompts.check([question.text for question in self._shared])
-        asks = [Ask(len(self._tail(question)), question.sampling.max_new_tokens) for question in self._shared]
+        asks = [question.ask for question in self._shared_asks.values()]
         require_room(len(self.prompts.instruction_ids), asks, self.context_tokens)
+        for question in self._shared_asks.values():
+            if question.labels and question.labels.feed and self._config.engine.layout == "interleaved":
+                raise ConfigError(
+                    f"question {question.asked.question_id!r}: labels of several tokens are scored in the split layout alone; "
+                    "set engine.layout to split, or the question's answer to decode"
+                )
+
+    def check_grammars(self, prepared: PreparedDocument) -> None:
+        """Compile the grammars of a document's questions, each once. QuestionSetError names the question. Loads PyTorch: for CPU tasks."""
+        for question in prepared.answerable:
+            grammar = question.grammar
+            if grammar is None or grammar in self._compiled:
+                continue
+            try:
+                self._compile(grammar)
+            except ValueError as error:
+                raise QuestionSetError(f"question {question.asked.question_id!r}: type {question.asked.kind.kind}: {error}") from error
+            self._compiled.add(grammar)
 
     def question_ids(self, own: Sequence[str]) -> tuple[str, ...]:
         """The ids asked of a document whose own questions have these ids."""
@@ -120,7 +166,7 @@ class Preparer:
     def _fitted(self, source: SourceDocument, segments: Segments, questions: list[PreparedQuestion]) -> PreparedDocument:
         """Apply the fit policy to a document whose whole prefix is known."""
         policy = self._config.long_documents.policy
-        asks = [Ask(len(q.token_ids), q.asked.sampling.max_new_tokens) for q in questions]
+        asks = [question.ask for question in questions]
         overhead = self._shared_tokens(segments)
         tokens = _length(segments) - overhead
         found = fit(tokens, overhead, asks, self.context_tokens, policy)
@@ -140,18 +186,33 @@ class Preparer:
     def _judged(self, question: PreparedQuestion, index: int, found: Fit) -> PreparedQuestion:
         if question.status is not None or index not in found.too_long:
             return question
-        reason = f"{found.total_tokens[index]} tokens with the answer's {question.asked.sampling.max_new_tokens}, over the limit"
-        return PreparedQuestion(question.asked, question.token_ids, "too_long", f"{reason} of {self.context_tokens}")
+        reason = f"{found.total_tokens[index]} tokens with the answer's {question.ask.answer_tokens}, over the limit"
+        return replace(question, status="too_long", error=f"{reason} of {self.context_tokens}")
 
     def _with_tail(self, question: AskedQuestion) -> PreparedQuestion:
         try:
-            return PreparedQuestion(question, self._tail(question))
+            return self._shared_asks.get(question) or self._prepared(question)
         except QuestionError as error:
             return PreparedQuestion(question, status="error", error=str(error))
 
-    def _tail(self, question: AskedQuestion) -> tuple[int, ...]:
-        tail = self._tails.get(question)
-        return self.prompts.tail(question.text) if tail is None else tail
+    def _prepared_shared(self, question: AskedQuestion) -> PreparedQuestion:
+        try:
+            return self._prepared(question)
+        except QuestionError as error:
+            raise ConfigError(f"question {question.question_id!r}: {error}") from error
+
+    def _prepared(self, question: AskedQuestion) -> PreparedQuestion:
+        return PreparedQuestion(question, self.prompts.tail(question.text), labels=self._labels(question))
+
+    def _labels(self, question: AskedQuestion) -> LabelTrie | None:
+        kind = question.kind
+        if not isinstance(kind, ChoiceType | BoolType) or not kind.labels:
+            return None
+        try:
+            token_ids = [self.prompts.answer_ids(question.text, label) for label in kind.labels]
+            return label_trie(kind.labels, token_ids, self._end_token_id, kind.normalise)
+        except ValueError as error:
+            raise QuestionError(str(error)) from error
 
 
 def _length(segments: Segments) -> int:

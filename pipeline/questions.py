@@ -1,7 +1,7 @@
 """What is asked: a set shared by all documents, each document's own, or both.
 
-A question is a string, or an object with `id|qid`, `question|text`, and optionally `answers`, `type` and any key of the sampling
-section. A question without an id gets one from its text, so that moving it in the file changes nothing.
+A question is a string, or an object with `id|qid`, `question|text`, and optionally `answers`, `type` (with its settings beside it)
+and any key of the sampling section. A question without an id gets one from its text, so that moving it in the file changes nothing.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
+from askmany.engine.answer_types import TEXT, TYPE_KEYS, AnswerType, BoolType, ChoiceType, MultiChoiceType, answer_type
 from askmany.engine.errors import ConfigError
 from askmany.pipeline.config import SamplingConfig
 from askmany.pipeline.storage import read_bytes
@@ -24,6 +26,7 @@ from askmany.pipeline.text import clean, decode, is_blank
 ID_KEYS, TEXT_KEYS = ("id", "qid"), ("question", "text")
 KNOWN_KEYS = (*ID_KEYS, *TEXT_KEYS, "answers", "type", *SamplingConfig.model_fields)
 ENDINGS = ("yaml", "yml", "json", "jsonl", "txt")
+_OPTIONS = re.compile(r"\{\{\s*options\s*\}\}")
 _TYPO = 0.8  # an unknown key of a document's own question that is this like a known one is a mistake, not somebody's extra column
 
 
@@ -33,12 +36,18 @@ class QuestionSetError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class AskedQuestion:
-    """One question with everything it was given. `references` are known right answers; askmany never shows them to the model."""
+    """One question with everything it was given; `kind` is the type of its answer, `template` its text with `{{ options }}` where the
+    type's options stand in `text`.
+
+    `references` are known right answers; askmany never shows them to the model.
+    """
 
     question_id: str
     text: str
     sampling: SamplingConfig
     references: tuple[str, ...] = ()
+    kind: AnswerType = field(default=TEXT, hash=False)
+    template: str = ""
 
 
 def load_questions(source: str | Sequence[Any] | None, defaults: SamplingConfig, options: Mapping[str, Any]) -> tuple[AskedQuestion, ...]:
@@ -67,7 +76,9 @@ def _as_config(question: AskedQuestion, defaults: SamplingConfig) -> dict[str, A
     sampling, usual = question.sampling.model_dump(mode="json"), defaults.model_dump(mode="json")
     own = {key: value for key, value in sampling.items() if value != usual[key]}
     references = {"answers": list(question.references)} if question.references else {}
-    return {"id": question.question_id, "question": question.text, **references, **own}
+    kind = {"type": question.kind.model_dump(mode="json", by_alias=True, exclude_defaults=True) | {"kind": question.kind.kind}}
+    typed = kind if question.kind != TEXT else {}
+    return {"id": question.question_id, "question": question.template or question.text, **typed, **references, **own}
 
 
 def own_questions(value: Any, defaults: SamplingConfig, place: str) -> tuple[AskedQuestion, ...]:
@@ -111,24 +122,44 @@ def parse_question(item: Any, defaults: SamplingConfig, place: str, strict: bool
         raise ConfigError(f"{place}: a string or an object is needed, not {_kind(item)}")
     values = {str(key): value for key, value in item.items() if value is not None}
     _refuse_unknown(values, place, strict)
-    kind = values.get("type", "text")
-    if kind != "text":
-        raise QuestionSetError(f"{place}: type {kind!r} is not supported; the only type is 'text'")
     text = clean(_text(values, place)).text
     question_id = _id(values, text, place)
     references = _references(values.get("answers", ()), place)
-    return AskedQuestion(question_id, text, _sampling(values, defaults, place), references)
+    kind = _type(values, f"{place} ({question_id})", strict)
+    sampling = _sampling(values, defaults, place)
+    if kind.max_new_tokens is not None and "max_new_tokens" not in values:
+        sampling = sampling.model_copy(update={"max_new_tokens": kind.max_new_tokens})
+    shown = with_options(text, kind)
+    return AskedQuestion(question_id, shown, sampling, references, kind, "" if shown == text else text)
+
+
+def with_options(text: str, kind: AnswerType) -> str:
+    """The question's text with `{{ options }}` replaced by the options, and the text for "absent" where there is one, commas between."""
+    if not isinstance(kind, ChoiceType | BoolType | MultiChoiceType):
+        return text
+    absent = () if kind.absent is None or kind.absent in kind.options else (kind.absent,)
+    return _OPTIONS.sub(lambda _: ", ".join((*kind.options, *absent)), text)
+
+
+def _type(values: Mapping[str, Any], place: str, strict: bool) -> AnswerType:
+    """The answer's type; a document's own question without one may have columns that are called like a type's settings."""
+    if "type" not in values and not strict:
+        return TEXT
+    try:
+        return answer_type(values, place)
+    except ConfigError as error:
+        raise QuestionSetError(str(error)) from error
 
 
 def _refuse_unknown(values: Mapping[str, Any], place: str, strict: bool) -> None:
     for key in values:
-        if key in KNOWN_KEYS:
+        if key in KNOWN_KEYS or key in TYPE_KEYS:
             continue
-        close = difflib.get_close_matches(key, KNOWN_KEYS, n=1, cutoff=0.5 if strict else _TYPO)
+        close = difflib.get_close_matches(key, (*KNOWN_KEYS, *TYPE_KEYS), n=1, cutoff=0.5 if strict else _TYPO)
         if close:
             raise ConfigError(f"{place}: {key}: unknown key; did you mean {close[0]!r}?")
         if strict:
-            raise ConfigError(f"{place}: {key}: unknown key; known here: {', '.join(KNOWN_KEYS)}")
+            raise ConfigError(f"{place}: {key}: unknown key; known here: {', '.join((*KNOWN_KEYS, *TYPE_KEYS))}")
 
 
 def _text(values: Mapping[str, Any], place: str) -> str:

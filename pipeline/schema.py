@@ -20,11 +20,18 @@ Status = Literal["ok", "invalid_output", "length", "too_long", "empty_document",
 STATUSES: tuple[Status, ...] = get_args(Status)
 KEY = ("doc_id", "question_id", "chunk")
 
+LABEL_PROBABILITY = pa.struct([pa.field("label", pa.string()), pa.field("probability", pa.float64())])
+
 FIELDS: tuple[pa.Field, ...] = (
     pa.field("doc_id", pa.string(), nullable=False),
     pa.field("question_id", pa.string(), nullable=False),
     pa.field("status", pa.string(), nullable=False),
     pa.field("answer", pa.string()),
+    pa.field("answer_type", pa.string()),
+    pa.field("value", pa.string()),
+    pa.field("value_number", pa.float64()),
+    pa.field("label_probabilities", pa.list_(LABEL_PROBABILITY)),
+    pa.field("legal_mass", pa.float64()),
     pa.field("answer_token_ids", pa.list_(pa.int32())),
     pa.field("finish_reason", pa.string()),
     pa.field("document_tokens", pa.int32()),
@@ -44,7 +51,12 @@ NAMES = tuple(f.name for f in FIELDS)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One answer, or why there is none. `logprob` in nats, summed over answer tokens; `margin` the smallest top-2 logit gap."""
+    """One answer, or why there is none. `logprob` in nats, summed over answer tokens; `margin` the smallest top-2 logit gap, for scored
+    labels the nats between the best two.
+
+    `value` is the typed answer as JSON text, `value_number` the same as a number where it is one (truth values 1 and 0). `legal_mass` is
+    the total probability that the model gave to the labels before they were renormalised.
+    """
 
     doc_id: str
     question_id: str
@@ -64,6 +76,11 @@ class Record:
     references: Sequence[str] | None = None
     flags: Sequence[str] = ()
     keep: Mapping[str, str | None] = field(default_factory=dict)
+    answer_type: str | None = None
+    value: str | None = None
+    value_number: float | None = None
+    label_probabilities: Sequence[Mapping[str, object]] | None = None
+    legal_mass: float | None = None
 
     @property
     def key(self) -> tuple[str, str, int]:

@@ -85,6 +85,7 @@ def _found(item: SourceDocument | DeadLetter, preparer: Preparer) -> dict[str, o
     place = asdict(item.locator)
     try:
         prepared = preparer.prepare(item)
+        preparer.check_grammars(prepared)
     except QuestionSetError as error:
         return {**place, "doc_id": item.doc_id, "reason": str(error), "refused": True}
     except ConfigError as error:
@@ -98,7 +99,7 @@ def _found(item: SourceDocument | DeadLetter, preparer: Preparer) -> dict[str, o
         "document_tokens": prepared.document_tokens,
         "questions": len(prepared.questions),
         "question_tokens": sum(len(question.token_ids) for question in answerable),
-        "answer_tokens": sum(question.asked.sampling.max_new_tokens for question in answerable),
+        "answer_tokens": sum(question.ask.answer_tokens for question in answerable),
         "answerable": len(answerable),
         "own_questions": preparer.own_question_ids(prepared) or None,
     }

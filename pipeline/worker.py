@@ -23,10 +23,12 @@ from askmany.pipeline.documents import SourceDocument
 from askmany.pipeline.engine_loop import Engine, EngineLoop, Ticket
 from askmany.pipeline.plan import PlannedDocument, planned_documents
 from askmany.pipeline.preparing import PreparedDocument, Preparer
+from askmany.pipeline.questions import AskedQuestion
 from askmany.pipeline.readers import Fetcher
 from askmany.pipeline.schema import Record, to_table
 from askmany.pipeline.storage import ObjectStore
 from askmany.pipeline.text import clean
+from askmany.pipeline.typed import typed_fields
 
 EngineFactory = Callable[[RunConfig], Engine]
 
@@ -156,7 +158,7 @@ class GroupWorker:
                 yield prepared.record(question, attempt, status=question.status, error=question.error)
             else:
                 assert ticket is not None
-                yield prepared.record(question, attempt, **outcome(ticket, question.asked.question_id))
+                yield prepared.record(question, attempt, **outcome(ticket, question.asked))
 
     def _ask_lost_again(self, ticket: Ticket) -> Ticket:
         """Questions that the engine lost are asked once more; the ticket with both outcomes."""
@@ -180,19 +182,19 @@ class GroupWorker:
         return [record for document in documents for record in self._failed(document, reason, attempts_made)]
 
 
-def outcome(ticket: Ticket, question_id: str) -> dict[str, Any]:
+def outcome(ticket: Ticket, asked: AskedQuestion) -> dict[str, Any]:
     """The fields of a record that the engine decides."""
-    result = ticket.results.get(question_id)
+    result = ticket.results.get(asked.question_id)
     if result is not None:
         return {
-            "status": "ok",
             "answer": clean(result.text).text,
             "answer_token_ids": result.answer_token_ids,
             "finish_reason": result.finish_reason,
             "logprob": result.logprob,
             "margin": result.margin if math.isfinite(result.margin) else None,
+            **typed_fields(result, asked.kind),
         }
-    refusal = ticket.refused.get(question_id)
+    refusal = ticket.refused.get(asked.question_id)
     if refusal is None:
         return {"status": "error", "error": "missing_stream: the engine took the question and gave no answer, twice"}
     return {"status": refusal.status, "error": str(refusal)}

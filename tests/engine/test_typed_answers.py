@@ -152,9 +152,8 @@ def test_an_engine_without_constraints_refuses_grammars() -> None:
 def test_an_untyped_run_never_touches_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xgrammar.allocate_token_bitmask", lambda *_: pytest.fail("a mask was made"))
     monkeypatch.setattr("xgrammar.apply_token_bitmask_inplace", lambda *_: pytest.fail("a mask was applied"))
-    config = EngineConfig()
-    monkeypatch.setattr("askmany.engine.constraints.Constraints.__init__", lambda self, compiler: setattr(self, "_matchers", {}))
-    found = results(typed_engine(random_model(), config), [Document("d", SEGMENTS, (asked("q", None, max_new_tokens=5),))])
+    monkeypatch.setattr("tests.helpers.typed_engines.compiler", lambda: pytest.fail("a compiler was made"))
+    found = results(typed_engine(random_model()), [Document("d", SEGMENTS, (asked("q", None, max_new_tokens=5),))])
     assert len(found["q"].answer_token_ids) == 5
 
 

@@ -75,7 +75,7 @@ def typed_engine(model: PreTrainedModel, config: EngineConfig | None = None, kv_
     resolved = (config or EngineConfig()).resolve(device="cpu", dtype="float32", kv_tokens=kv_tokens)
     runner = TransformersModel(copy.deepcopy(model), resolved.deterministic)
     pool = KVPool(runner.kv_shape, resolved.kv_pages * resolved.page_size, runner.device, poisoned=True)
-    executor = TorchExecutor(runner, pool, resolved.page_size, Constraints(compiler()))
+    executor = TorchExecutor(runner, pool, resolved.page_size, Constraints(compiler))
     return Engine(build_scheduler(resolved), executor, PieceDetokenizer(), [END])
 
 

@@ -73,7 +73,7 @@ def test_a_loaded_set_reads_back_from_its_configuration() -> None:
         ([{"id": "1", "question": "X?"}, {"id": 1, "question": "Y?"}], "question id '1' is given twice"),
         ([{"question": "X?", "max_new_token": 3}], "question 1: max_new_token: unknown key; did you mean 'max_new_tokens'"),
         ([{"question": "X?", "zzz": 3}], "zzz: unknown key; known here: id, qid"),
-        ([{"question": "X?", "type": "choice"}], "type 'choice' is not supported"),
+        ([{"question": "X?", "type": "choice"}], "type choice: options: field required"),
         ([{"id": "a"}], "exactly one of 'question' and 'text'"),
         ([{"question": "X?", "text": "Y?"}], "exactly one of 'question' and 'text'"),
         ([{"id": "a", "qid": "b", "question": "X?"}], "both 'id' and 'qid'"),
