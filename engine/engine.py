@@ -44,6 +44,12 @@ class Engine:
         return self.scheduler.has_work
 
     @property
+    def room_tokens(self) -> int:
+        """Tokens that the KV pool holds."""
+        pool = self.scheduler.tree.pool
+        return pool.page_count * pool.page_size
+
+    @property
     def metrics(self) -> Metrics:
         """Everything counted so far."""
         stats = self.scheduler.tree.stats

@@ -49,6 +49,8 @@ questions:
 output:
   uri: out/
   format: parquet           # parquet, jsonl or both; the Parquet shards are always there
+  shard_documents: 1024     # documents whose answers share a file, at most
+  shard_records: 50000      # and about so many answers
   storage_options: {{}}
 
 engine:
@@ -82,11 +84,22 @@ workers:
   count: auto               # auto: one for each GPU, or one with all cores
   cpus: auto
   gpus: auto
-  max_attempts: 3           # tries of a group that ends its worker
+  max_attempts: 3           # worker processes that may end with a document in them before it is given up
+  dispatch: ray_data        # ray_data, or direct: for GPUs of several kinds
+  watchdog_s: 600.0         # a worker without a token for so long is ended; null: never
+  stop_window_s: 2.0        # at SIGTERM, finished answers are kept within so many seconds
   address: null             # of a Ray cluster; null: RAY_ADDRESS, or Ray on this machine
 
 errors:
   max_fraction: 0.0         # a larger share of records with status error makes the exit code 3
+  stop_fraction: 0.5        # a larger share ends the run early
+  stop_sample: 500          # once so many records are there
+
+metrics:
+  port: null                # of a Prometheus endpoint of the driver; null: none
+  host: 127.0.0.1
+  heartbeat_s: 10.0         # how often _STATUS.json and the ledger in the output are written
+  json_log: false           # events and groups as JSON lines on stderr
 """
 
 

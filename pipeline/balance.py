@@ -30,11 +30,13 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """How large a group may be: shares of the whole or the remaining cost, bounded in cost, documents and records."""
+    """How large a group may be: between `smallest_share` of the whole run's time and `largest_share` of its cost, about the remaining
+    cost over `remaining_division` times the workers; bounded in cost, documents and records."""
 
     largest_share: float = 1 / 60
     remaining_division: float = 3.0
-    smallest_share: float = 1 / 1500
+    smallest_share: float = 1 / 300
+    smallest_cost: float = 1_000.0
     largest_cost: float = 500_000.0
     max_documents: int = 1024
     max_records: int = 50_000
@@ -47,6 +49,7 @@ def guided_groups(costs: Sequence[float], records: Sequence[int], speed: float, 
     share or a bound, so only a run's last document can carry it past them.
     """
     total = remaining = float(sum(costs))
+    floor = max(total * limits.smallest_share / speed, limits.smallest_cost)
     runs: list[tuple[float, int, int]] = []
     start, weight, held = 0, 0.0, 0
     for index, cost in enumerate(costs):
@@ -55,7 +58,7 @@ def guided_groups(costs: Sequence[float], records: Sequence[int], speed: float, 
             start, remaining, weight, held = index, remaining - weight, 0.0, 0
         weight += cost
         held += records[index]
-        share = max(min(total * limits.largest_share, remaining / (limits.remaining_division * speed)), total * limits.smallest_share)
+        share = max(min(total * limits.largest_share, remaining / (limits.remaining_division * speed)), floor)
         if weight >= min(share, limits.largest_cost) or index + 1 - start >= limits.max_documents:
             runs.append((weight, start, index + 1))
             start, remaining, weight, held = index + 1, remaining - weight, 0.0, 0

@@ -7,6 +7,7 @@ Knows nothing of engines or Ray.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections import Counter
@@ -15,10 +16,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from askmany.engine.errors import ConfigError
-from askmany.pipeline.schema import SCHEMA_VERSION, STATUSES, count_statuses
+from askmany.pipeline.schema import KEY, SCHEMA_VERSION, STATUSES, count_statuses
 from askmany.pipeline.storage import ObjectStore
 
 ANSWERS, MANIFEST, RUN, PLAN, DEAD_LETTERS = "answers", "manifest.json", "run.json", "plan.parquet", "dead_letters.jsonl"
@@ -27,16 +29,30 @@ _FOOTER_KEY = b"askmany"
 
 @dataclass(frozen=True, slots=True)
 class ShardFooter:
-    """What a shard says of itself, in its Parquet footer. `usage` are the engine's counters that this shard accounts for."""
+    """What a shard says of itself, in its Parquet footer.
+
+    `epoch` is the writer's (see `lock`), `checksum` covers the answers (see `checksum`), `usage` are the engine's counters that this shard
+    accounts for.
+    """
 
     fingerprint: str
     group: str
+    epoch: int
     attempt: int
     rows: int
     documents: int
     statuses: Mapping[str, int]
+    checksum: str
     usage: Mapping[str, float] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A shard that is known: its footer, and its object's size in bytes, by which a later listing tells whether it is still the same."""
+
+    footer: ShardFooter
+    bytes: int
 
 
 def shard_name(group: str) -> str:
@@ -47,17 +63,65 @@ def group_of(name: str) -> str:
     return name.removeprefix(f"{ANSWERS}/").removesuffix(".parquet")
 
 
-def write_shard(
-    store: ObjectStore, table: pa.Table, fingerprint: str, group: str, attempt: int, documents: int, usage: Mapping[str, float]
-) -> ShardFooter:
+def write_shard(store: ObjectStore, table: pa.Table, footer: ShardFooter) -> Shard:
     """Put a group's records as one object. A second write of the same group replaces the first whole."""
-    statuses = count_statuses(table.column("status").to_pylist())
-    footer = ShardFooter(fingerprint, group, attempt, table.num_rows, documents, statuses, usage)
+    return write_records(store, shard_name(footer.group), table, footer)
+
+
+def write_records(store: ObjectStore, name: str, table: pa.Table, footer: ShardFooter) -> Shard:
+    """Put records under any name, with their footer."""
     metadata = {**(table.schema.metadata or {}), _FOOTER_KEY: json.dumps(asdict(footer)).encode()}
     sink = io.BytesIO()
     pq.write_table(table.replace_schema_metadata(metadata), sink, compression="zstd")
-    store.put(shard_name(group), sink.getvalue())
-    return footer
+    store.put(name, sink.getbuffer())
+    return Shard(footer, sink.getbuffer().nbytes)
+
+
+def describe(table: pa.Table, fingerprint: str, group: str, epoch: int, attempt: int, usage: Mapping[str, float]) -> ShardFooter:
+    """The footer of records about to be written."""
+    return ShardFooter(
+        fingerprint=fingerprint,
+        group=group,
+        epoch=epoch,
+        attempt=attempt,
+        rows=table.num_rows,
+        documents=pc.count_distinct(table.column("doc_id")).as_py(),
+        statuses=count_statuses(table.column("status").to_pylist()),
+        checksum=checksum(table),
+        usage=usage,
+    )
+
+
+def checksum(table: pa.Table) -> str:
+    """16 hex digits over keys, statuses and answers, in the table's order: the same for a table and for its copy read back from a file."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name in (*KEY, "status", "answer", "answer_token_ids"):
+        digest.update(json.dumps(table.column(name).to_pylist()).encode())
+    return digest.hexdigest()
+
+
+def read_records(store: ObjectStore, name: str, fingerprint: str) -> pa.Table | None:
+    """Records written for this run, whole and unharmed; None otherwise."""
+    footer = read_footer(store, name)
+    if footer is None or footer.fingerprint != fingerprint or verify(store, name):
+        return None
+    with store.open(name) as stream:
+        return pq.ParquetFile(stream).read()
+
+
+def verify(store: ObjectStore, name: str) -> str:
+    """Read a whole shard and compare it with its footer; "" when they agree, else what is wrong."""
+    footer = read_footer(store, name)
+    if footer is None:
+        return "not a whole shard"
+    try:
+        with store.open(name) as stream:
+            table = pq.ParquetFile(stream).read()
+    except (OSError, pa.ArrowException) as error:
+        return f"cannot be read: {error}"
+    if table.num_rows != footer.rows or checksum(table) != footer.checksum:
+        return f"{table.num_rows} rows with checksum {checksum(table)}, its footer says {footer.rows} with {footer.checksum}"
+    return ""
 
 
 def read_footer(store: ObjectStore, name: str) -> ShardFooter | None:
@@ -91,25 +155,39 @@ class Manifest:
     shards: Mapping[str, Mapping[str, int]]
 
 
-def seal(store: ObjectStore, fingerprint: str, planned: Mapping[str, int], footers: Mapping[str, ShardFooter]) -> Manifest:
-    """Write the manifest from the listing. `planned` maps groups to records; `footers` are those known already, by group.
+def seal(store: ObjectStore, fingerprint: str, planned: Mapping[str, int], known: Mapping[str, Shard]) -> Manifest:
+    """Write the manifest. `planned` maps groups to records; `known` are shards that need not be opened while their size is the same.
 
-    A shard that is unreadable, of another run, not planned, or with another number of rows than planned is not named.
+    Named is every planned group's shard that is there, or that is known though the store's listing does not show it yet. A shard that is
+    unreadable, of another run, not planned (an older plan's straggler), or with another number of rows than planned is not named.
     """
-    shards: dict[str, dict[str, int]] = {}
+    listed = {group_of(name): size for name, size in list_shards(store).items()}
+    found: dict[str, Shard] = {}
+    for group, rows in planned.items():
+        shard = known.get(group)
+        if shard is None or listed.get(group, shard.bytes) != shard.bytes:
+            footer = read_footer(store, shard_name(group)) if group in listed else None
+            shard = Shard(footer, listed[group]) if footer else None
+        if shard is not None and shard.footer.fingerprint == fingerprint and shard.footer.rows == rows:
+            found[group] = shard
+    manifest = _manifest(fingerprint, planned, found)
+    store.put(MANIFEST, json.dumps(asdict(manifest), indent=1).encode())
+    return manifest
+
+
+def _manifest(fingerprint: str, planned: Mapping[str, int], found: Mapping[str, Shard]) -> Manifest:
     statuses: Counter[str] = Counter()
     usage: Counter[str] = Counter()
-    for name, size in list_shards(store).items():
-        group = group_of(name)
-        footer = footers.get(group) or read_footer(store, name)
-        if footer is None or footer.fingerprint != fingerprint or footer.rows != planned.get(group):
-            continue
-        shards[name] = {"rows": footer.rows, "bytes": size, "documents": footer.documents}
-        statuses.update(footer.statuses)
-        usage.update(footer.usage)
-    manifest = Manifest(
+    for shard in found.values():
+        statuses.update(shard.footer.statuses)
+        usage.update(shard.footer.usage)
+    shards = {
+        shard_name(group): {"rows": shard.footer.rows, "bytes": shard.bytes, "documents": shard.footer.documents}
+        for group, shard in sorted(found.items())
+    }
+    return Manifest(
         fingerprint=fingerprint,
-        complete=set(map(group_of, shards)) == set(planned),
+        complete=set(found) == set(planned),
         planned_records=sum(planned.values()),
         documents=sum(shard["documents"] for shard in shards.values()),
         records=sum(shard["rows"] for shard in shards.values()),
@@ -117,8 +195,6 @@ def seal(store: ObjectStore, fingerprint: str, planned: Mapping[str, int], foote
         usage=dict(usage),
         shards=shards,
     )
-    store.put(MANIFEST, json.dumps(asdict(manifest), indent=1).encode())
-    return manifest
 
 
 def read_manifest(store: ObjectStore) -> Manifest:

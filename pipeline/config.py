@@ -64,10 +64,16 @@ class InputConfig(Section):
 
 
 class OutputConfig(Section):
-    """Where answers go. Parquet shards are always written, being the record of what is done; `jsonl` and `both` add answers.jsonl."""
+    """Where answers go. Parquet shards are always written, being the record of what is done; `jsonl` and `both` add answers.jsonl.
+
+    A shard holds the answers of at most `shard_documents` documents, and about `shard_records` records at most; its rows are in order of
+    key. Files of a run are written below `uri` alone.
+    """
 
     uri: str = "out/"
     format: Literal["parquet", "jsonl", "both"] = "parquet"
+    shard_documents: Annotated[int, Field(ge=1)] = 1024
+    shard_records: Annotated[int, Field(ge=1)] = 50_000
     storage_options: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("uri")
@@ -121,19 +127,41 @@ class LongDocumentsConfig(Section):
 
 
 class WorkersConfig(Section):
-    """The actors that hold engines. `auto`: one for each GPU of the cluster, or one with every core of this machine."""
+    """The actors that hold engines. `auto`: one for each GPU of the cluster, or one with every core of this machine.
+
+    `max_attempts` worker processes may end with a document in them before it is given up. A worker without a token for `watchdog_s`
+    seconds is ended. At SIGTERM, finished answers are kept within `stop_window_s` seconds.
+    """
 
     count: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     cpus: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     gpus: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
     max_attempts: Annotated[int, Field(ge=1)] = 3
+    dispatch: Literal["ray_data", "direct"] = "ray_data"
+    watchdog_s: Annotated[float, Field(gt=0)] | None = 600.0
+    stop_window_s: Annotated[float, Field(gt=0)] = 2.0
     address: str | None = None
 
 
 class ErrorsConfig(Section):
-    """When a finished run counts as failed: the share of records with status `error` above which the exit code is 3."""
+    """When errors count as failure: the share of records with status `error` above which a finished run's exit code is 3.
+
+    A run ends early once more than `stop_fraction` of at least `stop_sample` records are errors.
+    """
 
     max_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
+    stop_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
+    stop_sample: Annotated[int, Field(ge=1)] = 500
+
+
+class MetricsConfig(Section):
+    """Figures for others: a Prometheus endpoint of the driver at `host`:`port` (none when null), a heartbeat in the output every
+    `heartbeat_s` seconds, events as JSON lines on stderr with `json_log`."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    host: str = "127.0.0.1"
+    heartbeat_s: Annotated[float, Field(gt=0)] = 10.0
+    json_log: bool = False
 
 
 class RunConfig(Section):
@@ -156,6 +184,7 @@ class RunConfig(Section):
     long_documents: LongDocumentsConfig = Field(default_factory=LongDocumentsConfig)
     workers: WorkersConfig = Field(default_factory=WorkersConfig)
     errors: ErrorsConfig = Field(default_factory=ErrorsConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
 
     @model_validator(mode="after")
     def _some_questions(self) -> RunConfig:

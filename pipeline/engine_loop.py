@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
@@ -34,7 +35,7 @@ class Engine(Protocol):
 class Ticket:
     """What became of one document: results and refusals by question id, filled by the loop until `done` is set.
 
-    `lost` are questions that the engine took in and never answered.
+    `lost` are questions that the engine took in and never answered; `seconds` is how long it took from submission to the last answer.
     """
 
     document: Document
@@ -44,6 +45,8 @@ class Ticket:
     failure: BaseException | None = None
     done: threading.Event = field(default_factory=threading.Event)
     open: set[str] = field(init=False)
+    submitted_at: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.open = {question.question_id for question in self.document.questions}
@@ -61,11 +64,12 @@ class Ticket:
 
 
 class EngineLoop:
-    """Runs the engine whenever it has work. `on_result` hears of every accepted answer, from the loop's thread."""
+    """Runs the engine whenever it has work. From the loop's thread, `on_result` hears of every accepted answer, `on_step` of every step."""
 
     def __init__(self, engine: Engine, on_result: Callable[[StreamResult], None] = lambda result: None) -> None:
         self._engine = engine
         self._on_result = on_result
+        self.on_step: Callable[[], None] = lambda: None
         self._inbox: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
         self._tickets: dict[str, Ticket] = {}
         self._failure: BaseException | None = None
@@ -81,6 +85,16 @@ class EngineLoop:
         ticket = Ticket(document)
         self._inbox.put(ticket)
         return ticket
+
+    @property
+    def busy(self) -> bool:
+        """Whether a document is waited for."""
+        return bool(self._tickets)
+
+    @property
+    def room_tokens(self) -> int:
+        """Tokens that the engine's KV pool holds; no bound for an engine that does not say."""
+        return int(getattr(self._engine, "room_tokens", 1 << 62))
 
     def take_usage(self) -> dict[str, float]:
         """The engine's counters since the last call: every unit of work is handed out once, whoever asks."""
@@ -138,6 +152,7 @@ class EngineLoop:
 
     def _work(self) -> None:
         results = self._engine.step()
+        self.on_step()
         self._book_usage()
         for result in results:
             self._accept(result)
@@ -164,6 +179,7 @@ class EngineLoop:
 
     def _finish(self, ticket: Ticket) -> None:
         del self._tickets[ticket.document.key]
+        ticket.seconds = time.monotonic() - ticket.submitted_at
         ticket.done.set()
 
     def _fail(self, error: BaseException) -> None:

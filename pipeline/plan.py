@@ -44,12 +44,16 @@ PLANNED = DOCUMENTS.append(pa.field("cost", pa.float64(), nullable=False)).appen
 
 @dataclass(frozen=True, slots=True)
 class PlannedDocument:
-    """One row of the plan, as a worker gets it; `own_questions` are the ids of questions that no other document is asked."""
+    """One row of the plan, as a worker gets it; `own_questions` are the ids of questions that no other document is asked.
+
+    `asked` are the ids of the questions to answer now, None for all.
+    """
 
     doc_id: str
     locator: Locator
     content_hash: str
     own_questions: tuple[str, ...]
+    asked: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class Group:
     stop: int
     records: int
     document_tokens: int
+    longest_tokens: int
     cost: float
 
 
@@ -121,7 +126,7 @@ def from_table(table: pa.Table) -> Plan:
 def _group(table: pa.Table, name: str, start: int, stop: int) -> Group:
     rows = table.slice(start, stop - start)
     sums = [pc.sum(rows.column(column)).as_py() for column in ("questions", "document_tokens", "cost")]
-    return Group(name, start, stop, int(sums[0]), int(sums[1]), float(sums[2]))
+    return Group(name, start, stop, int(sums[0]), int(sums[1]), int(pc.max(rows.column("document_tokens")).as_py()), float(sums[2]))
 
 
 def group_name(rows: pa.Table) -> str:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from askmany.engine.errors import ConfigError
 from askmany.pipeline import resume
 from askmany.pipeline.balance import CostModel, GroupLimits
-from askmany.pipeline.commit import DEAD_LETTERS, PLAN, ShardFooter
+from askmany.pipeline.commit import DEAD_LETTERS, PLAN, Shard
 from askmany.pipeline.config import RunConfig
 from askmany.pipeline.documents import DeadLetter
 from askmany.pipeline.opening import OpenedRun
@@ -24,16 +24,17 @@ SPAN_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """What there is to do. `done` are the committed groups, with footers where they had to be read."""
+    """What there is to do. `done` are the committed groups; `distrusted` names objects that are no shards of this run and are redone."""
 
     plan: Plan
     todo: tuple[Group, ...]
-    done: dict[str, ShardFooter | None]
+    done: dict[str, Shard]
     dead_letters: int
     unasked: int
+    distrusted: tuple[str, ...] = ()
 
 
-def take_up(opened: OpenedRun) -> PlannedRun | None:
+def take_up(opened: OpenedRun, retry_errors: bool = False) -> PlannedRun | None:
     """The plan that the output holds, if it was made from the input as it is now. Reads no document and needs no cluster."""
     before = resume.read_plan(opened.store)
     if before is None or before[1] != resume.listing_hash(opened.files, opened.config.input):
@@ -41,28 +42,33 @@ def take_up(opened: OpenedRun) -> PlannedRun | None:
     letters, unasked = read_dead_letters(opened.store)
     if letters and opened.config.input.strict:
         raise ConfigError(f"{opened.store.uri_of(DEAD_LETTERS)}: {letters} rows of the input are no documents; refused because of strict")
-    return _planned(before[0], resume.committed(opened.store, before[0], opened.fingerprint), letters, unasked)
+    return _planned(before[0], resume.committed(opened.store, before[0], opened.fingerprint), letters, unasked, retry_errors)
 
 
-def plan_run(opened: OpenedRun, speed: float, build_preparer: Callable[[RunConfig], Preparer], keep: bool) -> PlannedRun:
+def plan_run(
+    opened: OpenedRun, speed: float, build_preparer: Callable[[RunConfig], Preparer], keep: bool, retry_errors: bool = False
+) -> PlannedRun:
     """Survey the input and plan. With `keep`, the plan and the dead letters are written to the output. Raises ConfigError."""
     before = resume.read_plan(opened.store)
-    done = resume.committed(opened.store, before[0], opened.fingerprint) if before else {}
+    done = resume.committed(opened.store, before[0], opened.fingerprint) if before else resume.Committed({})
     survey = _survey(opened, build_preparer)
-    if before and done:
-        plan = resume.extend(before[0], set(done), survey.documents, speed, CostModel(), GroupLimits(), opened.store.uri)
+    limits = GroupLimits(max_documents=opened.config.output.shard_documents, max_records=opened.config.output.shard_records)
+    if before and done.shards:
+        plan = resume.extend(before[0], set(done.shards), survey.documents, speed, CostModel(), limits, opened.store.uri)
     else:
-        plan = make_plan(survey.documents, speed, CostModel(), GroupLimits())
+        plan = make_plan(survey.documents, speed, CostModel(), limits)
     if not plan.documents:
         raise ConfigError(f"input.uri: no document with a question in {', '.join(opened.config.input.uris)}{_explain(survey)}")
     if keep:
         opened.store.put(DEAD_LETTERS, dead_letter_lines(survey.dead_letters, survey.unasked))
         opened.store.put(PLAN, to_bytes(plan, resume.listing_hash(opened.files, opened.config.input)))
-    return _planned(plan, done, len(survey.dead_letters), survey.unasked)
+    return _planned(plan, done, len(survey.dead_letters), survey.unasked, retry_errors)
 
 
-def _planned(plan: Plan, done: dict[str, ShardFooter | None], letters: int, unasked: int) -> PlannedRun:
-    return PlannedRun(plan, tuple(plan.without(done)), done, letters, unasked)
+def _planned(plan: Plan, done: resume.Committed, letters: int, unasked: int, retry_errors: bool) -> PlannedRun:
+    """With `retry_errors`, a group whose shard holds errors counts as not done."""
+    shards = {group: shard for group, shard in done.shards.items() if not (retry_errors and shard.footer.statuses.get("error"))}
+    return PlannedRun(plan, tuple(plan.without(shards)), shards, letters, unasked, done.distrusted)
 
 
 def _survey(opened: OpenedRun, build_preparer: Callable[[RunConfig], Preparer]) -> Survey:

@@ -7,7 +7,7 @@ neither files nor engines.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from askmany.engine.answer_types import BoolType, ChoiceType
@@ -69,6 +69,10 @@ class PreparedDocument:
     @property
     def answerable(self) -> tuple[PreparedQuestion, ...]:
         return tuple(question for question in self.questions if question.status is None)
+
+    def only(self, question_ids: Collection[str]) -> PreparedDocument:
+        """The same document with these questions alone."""
+        return replace(self, questions=tuple(q for q in self.questions if q.asked.question_id in question_ids))
 
     def for_engine(self, key: str) -> Document:
         """The engine's document with the questions that need it, under a key unique among submitted ones."""

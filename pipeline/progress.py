@@ -14,7 +14,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from askmany.pipeline.worker import Ack
+from askmany.pipeline.acks import Ack
 
 PLAIN_INTERVAL_S = 10.0
 
@@ -29,15 +29,24 @@ class Counts:
     documents: int = 0
     records: int = 0
     errors: int = 0
+    tokens: int = 0
     cost: float = 0.0
     live_answers: int = 0
     live_tokens: int = 0
 
     def book(self, ack: Ack, cost: float) -> None:
-        self.documents += ack.documents
-        self.records += ack.records
-        self.errors += ack.statuses.get("error", 0)
+        if ack.shard is None:
+            return
+        self.documents += ack.shard.footer.documents
+        self.records += ack.shard.footer.rows
+        self.errors += ack.shard.footer.statuses.get("error", 0)
+        self.tokens += int(ack.shard.footer.usage.get("answer_tokens", 0))
         self.cost += cost
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of answers, counted as soon as anything is known of them."""
+        return max(self.tokens, self.live_tokens)
 
     @property
     def questions(self) -> int:
@@ -112,10 +121,10 @@ def line(counts: Counts, elapsed_s: float) -> str:
     parts = [
         f"{counts.documents:,}/{counts.planned_documents:,} documents",
         f"{counts.questions:,}/{counts.planned_records:,} questions",
-        f"{counts.live_tokens:,} answer tokens",
+        f"{counts.answer_tokens:,} answer tokens",
     ]
-    if elapsed_s > 0 and counts.live_tokens:
-        parts.append(f"{counts.live_tokens / elapsed_s:,.1f} tokens/s")
+    if elapsed_s > 0 and counts.answer_tokens:
+        parts.append(f"{counts.answer_tokens / elapsed_s:,.1f} tokens/s")
     if counts.errors:
         parts.append(f"{counts.errors:,} errors")
     remaining = counts.remaining_s(elapsed_s)

@@ -19,6 +19,7 @@ from askmany.engine.errors import ConfigError, DocumentError
 from askmany.pipeline import lines, tables, whole_files
 from askmany.pipeline.config import InputConfig
 from askmany.pipeline.documents import WHOLE_FILE, DeadLetter, Format, Locator, Row, SourceDocument, to_document
+from askmany.pipeline.retry import Retrier
 from askmany.pipeline.spool import Spool, is_compressed, open_decompressed
 from askmany.pipeline.storage import InputFile, read_range
 
@@ -136,8 +137,9 @@ def _rows(span: Span, columns: InputConfig) -> Iterator[Row | DeadLetter]:
 class Fetcher:
     """Reads documents again by locator. Safe to share between threads; `close` removes its temporary copies."""
 
-    def __init__(self, columns: InputConfig) -> None:
+    def __init__(self, columns: InputConfig, retrier: Retrier | None = None) -> None:
         self._columns = columns
+        self._retrier = retrier or Retrier()
         self._options = columns.storage_options
         self._spool = Spool(self._options)
         self._headers: dict[str, list[str]] = {}
@@ -167,7 +169,7 @@ class Fetcher:
 
     def _attempt(self, locator: Locator) -> SourceDocument | DocumentError:
         try:
-            return self._document(self._row(locator))
+            return self._document(self._retrier.call("read", lambda: self._row(locator)))
         except UNREADABLE as error:
             return DocumentError(f"{locator.place()}: cannot be read again: {error}")
 

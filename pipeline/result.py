@@ -14,7 +14,7 @@ from askmany.pipeline.planning import PlannedRun
 from askmany.pipeline.run_file import redacted, versions
 from askmany.pipeline.storage import ObjectStore
 
-State = Literal["planned", "running", "complete", "incomplete", "interrupted", "failed"]
+State = Literal["planned", "running", "complete", "incomplete", "interrupted", "stopped", "failed"]
 EXIT_OK, EXIT_INTERNAL, EXIT_CONFIG, EXIT_ERRORS, EXIT_INTERRUPTED = 0, 1, 2, 3, 4
 
 
@@ -43,11 +43,13 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """0 all ok · 1 not complete · 3 more errors than allowed · 4 interrupted."""
+        """0 all ok · 1 not complete · 3 more errors than allowed, or stopped for them · 4 interrupted."""
         if self.state == "interrupted":
             return EXIT_INTERRUPTED
         if self.state in ("incomplete", "failed"):
             return EXIT_INTERNAL
+        if self.state == "stopped":
+            return EXIT_ERRORS
         errors = self.statuses.get("error", 0)
         return EXIT_ERRORS if self.records and errors / self.records > self.max_error_fraction else EXIT_OK
 

@@ -5,17 +5,20 @@ A plan whose input listing has not changed is taken as it is, without reading a 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from askmany.engine.errors import ConfigError
 from askmany.pipeline.balance import CostModel, GroupLimits
-from askmany.pipeline.commit import MANIFEST, PLAN, Manifest, ShardFooter, group_of, list_shards, read_footer, read_manifest
+from askmany.pipeline.commit import PLAN, Shard, ShardFooter, group_of, list_shards, read_footer
 from askmany.pipeline.config import InputConfig
+from askmany.pipeline.ledger import read_ledger
 from askmany.pipeline.plan import Plan, from_bytes, from_table, make_plan
 from askmany.pipeline.storage import InputFile, ObjectStore
 
@@ -34,32 +37,44 @@ def read_plan(store: ObjectStore) -> tuple[Plan, str] | None:
         return None
 
 
-def committed(store: ObjectStore, plan: Plan, fingerprint: str) -> dict[str, ShardFooter | None]:
-    """The planned groups whose shards are there. A shard that the manifest vouches for is not opened, and has None for a footer."""
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The planned groups whose shards are there, and the objects that bear a planned group's name and are not what was planned."""
+
+    shards: dict[str, Shard]
+    distrusted: tuple[str, ...] = ()
+
+
+def committed(store: ObjectStore, plan: Plan, fingerprint: str) -> Committed:
+    """What is done. A shard that the ledger tells of is not opened while its size is the same; any other is, and must prove itself."""
     planned = {group.name: group.records for group in plan.groups}
-    trusted = _trusted(store, fingerprint)
-    done: dict[str, ShardFooter | None] = {}
+    told = told_shards(store)
+    done: dict[str, Shard] = {}
+    distrusted: list[str] = []
     for name, size in list_shards(store).items():
         group = group_of(name)
         if group not in planned:
             continue
-        if trusted.get(name) == size:
-            done[group] = None
-            continue
-        footer = read_footer(store, name)
-        if footer is not None and footer.fingerprint == fingerprint and footer.rows == planned[group]:
-            done[group] = footer
-    return done
+        shard = told.get(group)
+        if shard is None or shard.bytes != size:
+            footer = read_footer(store, name)
+            shard = Shard(footer, size) if footer else None
+        if shard is not None and shard.footer.fingerprint == fingerprint and shard.footer.rows == planned[group]:
+            done[group] = shard
+        else:
+            distrusted.append(name)
+    return Committed(done, tuple(distrusted))
 
 
-def _trusted(store: ObjectStore, fingerprint: str) -> dict[str, int]:
-    if not store.exists(MANIFEST):
-        return {}
-    try:
-        manifest: Manifest = read_manifest(store)
-    except ConfigError:
-        return {}
-    return {name: shard["bytes"] for name, shard in manifest.shards.items()} if manifest.fingerprint == fingerprint else {}
+def told_shards(store: ObjectStore) -> dict[str, Shard]:
+    """The shards that the ledger's last word on each group describes."""
+    names = ShardFooter.__dataclass_fields__
+    found: dict[str, Shard] = {}
+    for line in read_ledger(store):
+        if line.get("kind") == "group":
+            with contextlib.suppress(TypeError, KeyError):
+                found[line["group"]] = Shard(ShardFooter(**{key: line[key] for key in names}), line["bytes"])
+    return found
 
 
 def extend(plan: Plan, done: set[str], documents: pa.Table, speed: float, costs: CostModel, limits: GroupLimits, uri: str) -> Plan:

@@ -1,36 +1,51 @@
 """A run from its configuration to its answers: `run(config) -> RunResult`.
 
-Open, plan, dispatch, seal. Everything that can be refused is refused before an engine is built. Importing this module loads neither
-torch nor Ray.
+Open, look, lock, plan, dispatch, seal. Everything that can be refused is refused before an engine is built. Importing this module loads
+neither torch nor Ray.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from askmany.pipeline import building
-from askmany.pipeline.attempts import FOLDER as ATTEMPTS
-from askmany.pipeline.commit import seal
 from askmany.pipeline.config import RunConfig
 from askmany.pipeline.config_file import load_config, parse_config
 from askmany.pipeline.dispatch import Pool, dispatch, size_pool
-from askmany.pipeline.export import write_jsonl
-from askmany.pipeline.interrupt import interrupts_as_exceptions
+from askmany.pipeline.finishing import Launch, finish, launches
+from askmany.pipeline.interrupt import draining_first, interrupts_as_exceptions
+from askmany.pipeline.lock import IfRunning, LockKeeper, LockLostError, RunLock
 from askmany.pipeline.opening import OpenedRun, open_run
 from askmany.pipeline.planning import PlannedRun, plan_run, take_up
+from askmany.pipeline.preflight import check_on_a_worker, check_output, here, require
 from askmany.pipeline.preparing import Preparer
+from askmany.pipeline.recording import TooManyErrors, recording
 from askmany.pipeline.result import RunResult, State, make_result, run_values
-from askmany.pipeline.run_file import read_run, write_run
+from askmany.pipeline.run_file import write_run
 from askmany.pipeline.runtime import cluster
-from askmany.pipeline.summary import print_plan, print_summary
-from askmany.pipeline.watching import watch
-from askmany.pipeline.worker import Ack, EngineFactory, Job
+from askmany.pipeline.storage import is_local
+from askmany.pipeline.summary import print_plan
+from askmany.pipeline.watching import Watcher, watch
+from askmany.pipeline.worker import EngineFactory, Job
+
+LEASE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Builders:
+    """What builds the heavy parts, called in worker processes and importable there."""
+
+    engine: EngineFactory = building.build_engine
+    preparer: Callable[[RunConfig], Preparer] = building.build_preparer
 
 
 def run(
@@ -40,75 +55,117 @@ def run(
     console: Console | None = None,
     build_engine: EngineFactory = building.build_engine,
     build_preparer: Callable[[RunConfig], Preparer] = building.build_preparer,
+    if_running: IfRunning = "fail",
+    retry_errors: bool = False,
 ) -> RunResult:
     """Answer every question of every document and leave the answers in the output.
 
     `config`: a RunConfig, a mapping of the same shape, or the path of a YAML file. With `dry_run` only the plan is made and shown; nothing
-    is written. The builders are called in worker processes and must be importable there. Raises ConfigError before an engine is built;
-    a Ctrl-C or SIGTERM once work has begun ends in a result whose state is `interrupted`.
+    is written. The builders are called in worker processes and must be importable there. `if_running` says what to do when another run
+    holds the output; with `retry_errors`, documents whose records are errors are tried again. Raises ConfigError before an engine is
+    built, LockLostError when another run takes the output over; a Ctrl-C or SIGTERM once work has begun ends in a result whose state is
+    `interrupted`.
     """
     console = console or Console(stderr=True, quiet=True)
-    opened = open_run(as_config(config), build_preparer)
+    builders = Builders(build_engine, build_preparer)
+    opened = open_run(as_config(config), build_preparer, own_output=not dry_run)
+    if dry_run:
+        return show_plan(opened, builders, console)
+    require(check_output(opened.store.uri, opened.config.output.storage_options, here()))
+    with locked(opened, if_running) as lock:
+        launch = Launch(opened, lock, console, retry_errors)
+        planned = take_up(opened, retry_errors)
+        if planned is not None and not planned.todo:
+            print_plan(console, opened, planned)
+            return finish(launch, planned, {}, "complete")
+        with interrupts_as_exceptions(), cluster(opened.config.workers):
+            pool = size_pool(opened.config)
+            _look_from_a_worker(opened)
+            if planned is None:
+                with console.status("reading and tokenising documents"):
+                    planned = plan_run(opened, float(pool.count), build_preparer, keep=True, retry_errors=retry_errors)
+            print_plan(console, opened, planned)
+            launch.warn_of_distrusted(planned)
+            return answer(launch, planned, pool, builders) if planned.todo else finish(launch, planned, {}, "complete")
+
+
+def show_plan(opened: OpenedRun, builders: Builders, console: Console) -> RunResult:
+    """What `run` would do; nothing is written."""
     planned = take_up(opened)
-    if planned is not None and (dry_run or not planned.todo):
-        print_plan(console, opened, planned)
-        return make_result(opened, planned, None, "planned") if dry_run else finish(opened, planned, {}, "complete", console)
-    with interrupts_as_exceptions(), cluster(opened.config.workers):
-        pool = size_pool(opened.config)
-        if planned is None:
-            with console.status("reading and tokenising documents"):
-                planned = plan_run(opened, float(pool.count), build_preparer, keep=not dry_run)
-        print_plan(console, opened, planned)
-        if dry_run:
-            return make_result(opened, planned, None, "planned")
-        job = Job(opened.config, opened.fingerprint, uuid.uuid4().hex[:12], build_engine, build_preparer)
-        return answer(job, opened, planned, console, pool)
+    if planned is None:
+        with interrupts_as_exceptions(), cluster(opened.config.workers), console.status("reading and tokenising documents"):
+            planned = plan_run(opened, float(size_pool(opened.config).count), builders.preparer, keep=False)
+    print_plan(console, opened, planned)
+    return make_result(opened, planned, None, "planned")
 
 
-def answer(job: Job, opened: OpenedRun, planned: PlannedRun, console: Console, pool: Pool) -> RunResult:
+def answer(launch: Launch, planned: PlannedRun, pool: Pool, builders: Builders) -> RunResult:
     """Dispatch what is left to do; whatever happens, what is committed by then is sealed and readable."""
+    opened, epoch = launch.opened, launch.lock.epoch
+    job = Job(opened.config, opened.fingerprint, epoch, builders.engine, builders.preparer, launch.retry_errors)
     write_run(opened.store, run_values(opened, make_result(opened, planned, None, "running"), launches(opened)))
-    began = time.time()
-    acks: dict[str, Ack] = {}
+    launch.began = time.time()
     state: State = "failed"
+    with recording(opened.store, opened.config, opened.fingerprint, epoch, planned) as recorder:
+        launch.recorder = recorder
+        recorder.event("launched", {"workers": pool.count, "groups": len(planned.todo), "done": len(planned.done)})
+        try:
+            with watch(launch.console, planned, recorder) as watcher:
+                state = _collect(launch, planned, pool, job, watcher)
+        except TooManyErrors as error:
+            state, launch.message = "stopped", str(error)
+        except KeyboardInterrupt:
+            state = "interrupted"
+        finally:
+            result = finish(launch, planned, launch.acks, state)
+    return result
+
+
+def _collect(launch: Launch, planned: PlannedRun, pool: Pool, job: Job, watcher: Watcher) -> State:
+    """Acknowledgements until there are none left; `interrupted` when a worker was told to drain."""
+
+    def drain() -> None:
+        import ray
+
+        assert launch.recorder is not None
+        launch.recorder.draining()
+        window_s = job.config.workers.stop_window_s
+        kept = ray.get(watcher.control.drain.remote(window_s), timeout=window_s + 1)
+        launch.recorder.event("drained", {"all_workers": kept})
+
+    state: State = "complete"
+    with draining_first(drain):
+        for ack in dispatch(job, planned.plan, planned.todo, pool, watcher.control):
+            if ack.shard is None:
+                state = "interrupted"
+            else:
+                launch.acks[ack.group] = ack.shard
+                launch.records += ack.shard.footer.rows
+            watcher.book(ack)
+    return state
+
+
+@contextmanager
+def locked(opened: OpenedRun, if_running: IfRunning) -> Iterator[RunLock]:
+    """The output's lock for the time of the block, renewed meanwhile; the main thread is interrupted when it is lost."""
+    lock = RunLock(opened.store, LEASE_S)
+    lock.acquire(if_running)
+
+    def lost(error: LockLostError) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
     try:
-        with watch(console, planned) as watcher:
-            for ack in dispatch(job, planned.plan, planned.todo, pool, watcher.tally):
-                acks[ack.group] = ack
-                watcher.book(ack)
-        state = "complete"
-    except KeyboardInterrupt:
-        state = "interrupted"
+        with LockKeeper(lock, LEASE_S / 4, lost):
+            yield lock
     finally:
-        result = finish(opened, planned, acks, state, console, began)
-    return result
+        lock.release()
 
 
-def finish(
-    opened: OpenedRun, planned: PlannedRun, acks: Mapping[str, Ack], state: State, console: Console, began: float | None = None
-) -> RunResult:
-    """Seal, write run.json and the other formats, show the summary. `began` is when dispatching did, None when there was nothing to."""
-    footers = {group: footer for group, footer in planned.done.items() if footer}
-    footers |= {group: ack.footer(opened.fingerprint) for group, ack in acks.items()}
-    manifest = seal(opened.store, opened.fingerprint, {group.name: group.records for group in planned.plan.groups}, footers)
-    if state == "complete" and not manifest.complete:
-        state = "incomplete"
-    seconds = 0.0 if began is None else time.time() - began
-    records = sum(ack.records for ack in acks.values())
-    result = make_result(opened, planned, manifest, state, seconds, records)
-    this = [] if began is None else [{"began": round(began, 3), "seconds": result.seconds, "records": records, "state": state}]
-    write_run(opened.store, run_values(opened, result, [*launches(opened), *this]))
-    opened.store.remove_folder(ATTEMPTS)
-    if opened.config.output.format != "parquet":
-        write_jsonl(opened.store, manifest)
-    print_summary(console, result, manifest, opened.config)
-    return result
-
-
-def launches(opened: OpenedRun) -> list[dict[str, Any]]:
-    """The launches that run.json already tells of."""
-    before = read_run(opened.store) or {}
-    return list(before.get("launches", ()))
+def _look_from_a_worker(opened: OpenedRun) -> None:
+    """Before an engine is taken: can a worker use the places that this process can? Local places are the same for a local cluster."""
+    output = opened.config.output
+    if not is_local(output.uri):
+        require(check_on_a_worker((), {}, output.uri, output.storage_options))
 
 
 def as_config(config: RunConfig | Mapping[str, Any] | str | Path) -> RunConfig:

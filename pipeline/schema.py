@@ -109,6 +109,15 @@ def to_table(records: Iterable[Record], keep: Sequence[str] = ()) -> pa.Table:
     return pa.table(columns, schema=answer_schema(keep))
 
 
+def sort_by_key(table: pa.Table) -> pa.Table:
+    """The rows by document, question and chunk. ValueError for a key given twice."""
+    table = table.sort_by([(name, "ascending") for name in KEY]).combine_chunks()
+    keys = table.select(KEY)
+    if table.num_rows > 1 and keys.group_by(list(KEY)).aggregate([]).num_rows != table.num_rows:
+        raise ValueError("two records for one key")
+    return table
+
+
 def count_statuses(statuses: Iterable[str]) -> dict[str, int]:
     """How many of each status, those that occur, in the declared order."""
     counts = dict.fromkeys(STATUSES, 0)

@@ -6,23 +6,34 @@ of documents or answers. Every failure names the URI and the operation.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from functools import partial
+from typing import IO, Any, TypeVar
 
 import fsspec
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from askmany.engine.errors import ConfigError
+from askmany.pipeline.retry import Retrier
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
 MAGIC = frozenset("*?[")
 UNFINISHED = ".writing-"
+_FAILED = {
+    **dict.fromkeys(("put", "create"), "cannot be written"),
+    **dict.fromkeys(("get", "look"), "cannot be read"),
+    "list": "cannot be listed",
+    "delete": "cannot be deleted",
+}
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +59,11 @@ def filesystem(uri: str, options: Mapping[str, Any]) -> tuple[fsspec.AbstractFil
     except ValueError as error:
         raise ConfigError(f"{uri}: {error}") from error
     return fs, path
+
+
+def is_local(uri: str) -> bool:
+    """Whether the URI names this machine's own file system."""
+    return "://" not in uri or uri.split("://", 1)[0] in ("file", "local")
 
 
 def list_files(uris: Sequence[str], options: Mapping[str, Any]) -> list[InputFile]:
@@ -114,57 +130,70 @@ def read_bytes(uri: str, options: Mapping[str, Any]) -> bytes:
 class ObjectStore:
     """A prefix that holds a run's objects. `put` is atomic: readers see the whole object or none.
 
-    Remote stores get one put. A local file is written beside its place, synced and renamed over it.
+    Remote stores get one put. A local file is written beside its place, synced and renamed over it. What a busy store refuses is tried
+    again by `retrier`, which counts; the client libraries' own, uncounted retries are switched off where they can be. An OSError that
+    stays names the URI.
     """
 
-    def __init__(self, uri: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, uri: str, options: Mapping[str, Any], retrier: Retrier | None = None) -> None:
         self.uri = uri.rstrip("/") or "/"
-        self._fs, root = filesystem(self.uri, options)
+        self.retrier = retrier or Retrier()
+        self._fs, root = filesystem(self.uri, _without_own_retries(self.uri, options))
+        if hasattr(self._fs, "retries"):
+            self._fs.retries = 1
         self._root = root.rstrip("/")
         self._local = isinstance(self._fs, LocalFileSystem)
 
     def uri_of(self, name: str) -> str:
-        return f"{self.uri}/{name}"
+        return f"{self.uri}/{name}" if name else self.uri
 
-    def put(self, name: str, data: bytes) -> None:
-        """Write the object in one piece; an OSError names its URI."""
-        try:
-            if self._local:
-                with self.writer(name) as stream:
-                    stream.write(data)
-            else:
-                self._fs.pipe_file(self._path(name), data)
-        except OSError as error:
-            raise type(error)(f"{self.uri_of(name)}: cannot be written: {error}") from error
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        """Write the object in one piece, over one that is there."""
+        self._call("put", name, self._put, name, data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write the object if there is none of that name; whether it was written. Of several writers at once one alone gets True,
+        on stores that honour "only if it is not there" (local disks, S3 and its like, Google's, Azure's)."""
+        return self._call("create", name, self._create, name, data)
+
+    def delete(self, name: str) -> None:
+        """Remove one object; harmless when there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            self._call("delete", name, self._fs.rm_file, self._path(name))
 
     def get(self, name: str) -> bytes:
         """The object's bytes; FileNotFoundError when there is none."""
-        data: bytes = self._fs.cat_file(self._path(name))
+        data: bytes = self._call("get", name, self._fs.cat_file, self._path(name))
         return data
 
     def exists(self, name: str) -> bool:
         self._fs.invalidate_cache()
-        return bool(self._fs.exists(self._path(name)))
+        return bool(self._call("look", name, self._fs.exists, self._path(name)))
 
     def list(self, folder: str) -> dict[str, int]:
         """Names (below the prefix) and sizes of the objects right inside `folder`, unfinished local writes left out."""
+        return self._call("list", folder, self._list, folder)
+
+    def find(self, folder: str) -> dict[str, int]:
+        """Names and sizes of all objects below `folder`, at any depth, unfinished local writes too."""
         self._fs.invalidate_cache()
         try:
-            entries = self._fs.ls(self._path(folder), detail=True)
+            entries = self._call("list", folder, partial(self._fs.find, detail=True), self._path(folder))
         except FileNotFoundError:
             return {}
-        files = {f"{folder}/{e['name'].rpartition('/')[2]}".lstrip("/"): int(e["size"] or 0) for e in entries if e["type"] == "file"}
-        return {name: size for name, size in sorted(files.items()) if not name.rpartition("/")[2].startswith(UNFINISHED)}
+        start = len(self._path("").rstrip("/")) + 1
+        return {name[start:]: int(entry["size"] or 0) for name, entry in sorted(entries.items()) if entry["type"] == "file"}
 
     def remove_folder(self, folder: str) -> None:
         """Remove a folder and all below it, if it is there."""
-        self._fs.invalidate_cache()
-        if self._fs.exists(self._path(folder)):
-            self._fs.rm(self._path(folder), recursive=True)
+        for name in self.find(folder):
+            self.delete(name)
+        if self._local:
+            shutil.rmtree(self._path(folder), ignore_errors=True)
 
     def open(self, name: str) -> IO[bytes]:
         """The object as a seekable stream."""
-        stream: IO[bytes] = self._fs.open(self._path(name), "rb")
+        stream: IO[bytes] = self._call("get", name, self._fs.open, self._path(name), "rb")
         return stream
 
     @contextmanager
@@ -183,10 +212,80 @@ class ObjectStore:
             gathered = os.path.join(folder, "object")
             with open(gathered, "wb") as stream:
                 yield stream
-            self._fs.put_file(gathered, path)
+            self._call("put", name, self._fs.put_file, gathered, path)
+
+    def _call(self, operation: str, name: str, action: Callable[..., Result], *args: Any) -> Result:
+        try:
+            return self.retrier.call(operation, lambda: action(*args))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise type(error)(f"{self.uri_of(name)}: {_FAILED[operation]}: {error}") from error
+
+    def _put(self, name: str, data: bytes | memoryview) -> None:
+        if self._local:
+            with self.writer(name) as stream:
+                stream.write(data)
+        else:
+            self._fs.pipe_file(self._path(name), bytes(data))
+
+    def _create(self, name: str, data: bytes) -> bool:
+        try:
+            if self._local:
+                return _create_local(self._path(name), data)
+            self._fs.pipe_file(self._path(name), data, mode="create")
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if _already_there(error):
+                return False
+            raise
+        return True
+
+    def _list(self, folder: str) -> dict[str, int]:
+        self._fs.invalidate_cache()
+        try:
+            entries = self._fs.ls(self._path(folder), detail=True)
+        except FileNotFoundError:
+            return {}
+        files = {f"{folder}/{e['name'].rpartition('/')[2]}".lstrip("/"): int(e["size"] or 0) for e in entries if e["type"] == "file"}
+        return {name: size for name, size in sorted(files.items()) if not name.rpartition("/")[2].startswith(UNFINISHED)}
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
+
+
+def _without_own_retries(uri: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Options under which the S3 client tries once, unless they say how often."""
+    if uri.split("://", 1)[0] not in ("s3", "s3a"):
+        return options
+    settings = dict(options.get("config_kwargs") or {})
+    return {**options, "config_kwargs": {"retries": {"total_max_attempts": 1}, **settings}}
+
+
+def _create_local(path: str, data: bytes) -> bool:
+    """The whole file appears at once, or another's is left as it is."""
+    folder, name = os.path.split(path)
+    os.makedirs(folder, exist_ok=True)
+    temporary = os.path.join(folder, f"{UNFINISHED}{uuid.uuid4().hex}-{name}")
+    try:
+        with open(temporary, "xb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+    return True
+
+
+def _already_there(error: OSError) -> bool:
+    """Whether a store refused a create because the object exists: each client library says it in its own way."""
+    words = f"{error} {error.__cause__ or ''}".lower()
+    return any(word in words for word in ("precondition", "pre-condition", "412", "already exists"))
 
 
 @contextmanager

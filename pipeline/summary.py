@@ -59,7 +59,7 @@ def waves(opened: OpenedRun, table: pa.Table) -> int:
     return -(-most // opened.config.engine.limits.streams)
 
 
-def print_summary(console: Console, result: RunResult, manifest: Manifest, config: RunConfig) -> None:
+def print_summary(console: Console, result: RunResult, manifest: Manifest, config: RunConfig, message: str = "") -> None:
     """A sample of the answers, where they are, how many of each status, and how fast it went."""
     store = ObjectStore(config.output.uri, config.output.storage_options)
     if console.quiet:
@@ -67,8 +67,12 @@ def print_summary(console: Console, result: RunResult, manifest: Manifest, confi
     sample = next(read_answers(store, manifest), None)
     if sample is not None and sample.num_rows:
         console.print(answer_table(sample.slice(0, SAMPLE_ROWS)))
-    heading = {"complete": "done", "interrupted": "interrupted", "incomplete": "not complete", "failed": "failed"}[result.state]
+    heading = {"complete": "done", "interrupted": "interrupted", "incomplete": "not complete", "stopped": "stopped", "failed": "failed"}[
+        result.state
+    ]
     lines = [f"{heading}: {result.records:,} of {result.planned_records:,} records ({statuses(result.statuses)})", *figures(result)]
+    if message:
+        lines.append(message)
     if result.dead_letters:
         lines.append(f"dead letters: {result.dead_letters:,} in {store.uri_of(DEAD_LETTERS)}")
     lines.append(f"answers: {store.uri_of('answers/*.parquet')}")

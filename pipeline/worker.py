@@ -1,36 +1,38 @@
 """A worker: one engine, fed with the documents of the groups it is given, its answers committed a group at a time.
 
-Reads its own documents by locator, so text never travels. Whatever happens to a document ends as records; only a broken engine ends the
-worker, whose group is then tried in a fresh process. Knows nothing of Ray: `dispatch` wraps it in an actor.
+Reads its own documents by locator, so text never travels. Only a broken engine ends the worker; its groups are then tried in a fresh
+process, by the rules of `attempts`. Knows nothing of Ray: `dispatch` wraps it in an actor.
 """
 
 from __future__ import annotations
 
-import math
+import os
+import socket
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from askmany.engine.errors import ConfigError, DocumentError, EngineError
+from askmany.engine.errors import EngineError
 from askmany.engine.request import StreamResult
-from askmany.pipeline import attempts
-from askmany.pipeline.commit import ShardFooter, write_shard
+from askmany.pipeline.acks import Ack, Notes, take_notes
+from askmany.pipeline.answering import Answered, Answerer
+from askmany.pipeline.attempts import History, Marks, cut_suspects, unfinished
+from askmany.pipeline.commit import Shard, describe, read_records, shard_name, write_records, write_shard
 from askmany.pipeline.config import RunConfig
-from askmany.pipeline.documents import SourceDocument
-from askmany.pipeline.engine_loop import Engine, EngineLoop, Ticket
+from askmany.pipeline.engine_loop import Engine, EngineLoop
+from askmany.pipeline.gate import Gate
 from askmany.pipeline.plan import PlannedDocument, planned_documents
-from askmany.pipeline.preparing import PreparedDocument, Preparer
-from askmany.pipeline.questions import AskedQuestion
+from askmany.pipeline.preparing import Preparer
 from askmany.pipeline.readers import Fetcher
-from askmany.pipeline.schema import Record, to_table
+from askmany.pipeline.schema import Record, answer_schema, sort_by_key, to_table
 from askmany.pipeline.storage import ObjectStore
-from askmany.pipeline.text import clean
-from askmany.pipeline.typed import typed_fields
+from askmany.pipeline.watchdog import HangEvent, Watchdog
 
 EngineFactory = Callable[[RunConfig], Engine]
+STACKS = "stacks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,35 +41,31 @@ class Job:
 
     config: RunConfig
     fingerprint: str
-    launch: str
+    epoch: int
     build_engine: EngineFactory
     build_preparer: Callable[[RunConfig], Preparer]
+    retry_errors: bool = False
 
-
-@dataclass(frozen=True, slots=True)
-class Ack:
-    """All that a worker says of a committed group. `usage` are the engine's counters since its last acknowledgement."""
-
-    group: str
-    attempt: int
-    documents: int
-    records: int
-    statuses: Mapping[str, int]
-    document_tokens: int
-    seconds: float
-    usage: Mapping[str, float] = field(default_factory=dict)
-
-    def footer(self, fingerprint: str) -> ShardFooter:
-        """The footer of the shard that this acknowledges."""
-        return ShardFooter(fingerprint, self.group, self.attempt, self.records, self.documents, self.statuses, self.usage)
+    @property
+    def launch(self) -> str:
+        """Marks of this launch bear this name."""
+        return f"{self.epoch:08d}"
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A prepared document and its ticket; the ticket is None when no question needs the engine."""
+class _Work:
+    """One group in this process: its plan rows, what is kept of earlier tries, what is answered now."""
 
-    prepared: PreparedDocument
-    ticket: Ticket | None
+    group: str
+    documents: list[PlannedDocument]
+    marks: Marks
+    history: History
+    kept: dict[str, pa.Table] = field(default_factory=dict)
+    answered: list[Answered] = field(default_factory=list)
+
+    @property
+    def done(self) -> set[str]:
+        return {*self.kept, *(one.doc_id for one in self.answered)}
 
 
 class GroupWorker:
@@ -81,120 +79,148 @@ class GroupWorker:
         job: Job,
         die: Callable[[BaseException], None],
         on_answer: Callable[[StreamResult], None] = lambda result: None,
+        accelerator: str = "cpu",
     ) -> None:
         self._job = job
         self._die = die
+        self._accelerator = accelerator
+        self._name = f"{socket.gethostname()}/{os.getpid()}"
         config = job.config
         self._store = ObjectStore(config.output.uri, config.output.storage_options)
-        self._preparer = job.build_preparer(config)
-        self._fetcher = Fetcher(config.input)
+        self._fetcher = Fetcher(config.input, self._store.retrier)
+        self._draining = threading.Event()
+        self._gate = Gate()
+        self._inside = 0
+        self._inside_lock = threading.Lock()
+        preparer = job.build_preparer(config)
         self._loop = EngineLoop(job.build_engine(config), on_answer)
+        self._answerer = Answerer(preparer, self._fetcher, self._loop, self._draining)
+        self._watchdog = self._watch()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no group is in this worker."""
+        return self._inside == 0
+
+    @property
+    def room_tokens(self) -> int:
+        """Tokens that the engine's KV pool holds."""
+        return self._loop.room_tokens
 
     def process(self, group: str, rows: pa.Table) -> Ack:
-        """Answer a group's documents (plan rows) and commit its shard."""
-        started = time.monotonic()
-        documents = list(planned_documents(rows))
-        limit = self._job.config.workers.max_attempts
-        attempt = attempts.begin(self._store, self._job.launch, group, limit)
+        """Answer a group's documents (plan rows) and commit its shard; when draining, keep what is finished and commit nothing."""
+        with self._inside_lock:
+            self._inside += 1
         try:
-            records = self._give_up(documents, limit) if attempt is None else self._answer(group, documents, attempt)
-        except EngineError as error:
-            self._die(error)
-            raise
-        attempt = attempt or limit
-        table = to_table(records, self._job.config.input.keep)
-        footer = write_shard(
-            self._store, table, self._job.fingerprint, group, attempt, documents=len(documents), usage=self._loop.take_usage()
-        )
-        tokens = sum(rows.column("document_tokens").to_pylist())
-        seconds = time.monotonic() - started
-        return Ack(group, attempt, len(documents), footer.rows, footer.statuses, tokens, seconds, footer.usage)
+            return self._process(group, rows)
+        finally:
+            with self._inside_lock:
+                self._inside -= 1
+
+    def _process(self, group: str, rows: pa.Table) -> Ack:
+        started = time.monotonic()
+        marks = Marks(self._store, self._job.launch, group)
+        history, kept = marks.look()
+        with self._gate.exclusive() if history.in_flight else self._gate.shared():
+            if self._draining.is_set():
+                return self._ack(group, None, started)
+            work = _Work(group, list(planned_documents(rows)), marks, history, self._kept(group, kept))
+            try:
+                self._try(work)
+            except EngineError as error:
+                self._die(error)
+                raise
+            if len(work.done) < len(work.documents):
+                return self._ack(group, None, started)
+            shard = self._commit(work)
+        marks.clear()
+        return self._ack(group, shard, started, take_notes(work.answered))
+
+    def drain(self) -> None:
+        """Stop as soon as may be: what is answered is kept for the next launch, what is not is left to it."""
+        self._draining.set()
 
     def close(self) -> None:
         """End the engine's thread and remove temporary files."""
         self._loop.close()
         self._fetcher.close()
+        if self._watchdog is not None:
+            self._watchdog.close()
 
-    def _answer(self, group: str, documents: Sequence[PlannedDocument], attempt: int) -> list[Record]:
-        """Submit documents as fast as they can be read, then gather what became of each."""
-        planned = {document.locator: document for document in documents}
-        records: list[Record] = []
-        asked: list[_Asked] = []
-        for locator, source in self._fetcher.fetch(list(planned)):
-            prepared = self._prepare(planned[locator], source)
-            if isinstance(prepared, DocumentError):
-                records += self._failed(planned[locator], str(prepared), attempt)
-            else:
-                asked.append(_Asked(prepared, self._submit(group, prepared)))
-        for item in asked:
-            records += self._gather(item, attempt)
-        return records
+    def _try(self, work: _Work) -> None:
+        """Answer what no earlier try has answered: at once on the first try, in parts on a later one."""
+        limit = self._job.config.workers.max_attempts
+        attempt = work.history.next_attempt
+        left = unfinished([document.doc_id for document in work.documents], work.done)
+        parts, given_up = cut_suspects(left, work.history.deaths(left), limit)
+        planned = {document.doc_id: document for document in work.documents}
+        for doc_id in given_up:
+            reason = f"worker_lost: the worker process ended at each of {limit} tries of this document"
+            work.answered.append(self._answerer.failed(planned[doc_id], reason, limit))
+        if not work.history.in_flight:
+            work.marks.begin(attempt)
+        for number, part in enumerate(parts):
+            if work.history.in_flight:
+                work.marks.begin_part(attempt, number, part)
+            answered = list(self._answerer.answer(work.group, [planned[doc_id] for doc_id in part], attempt))
+            work.answered += answered
+            if self._draining.is_set() or len(parts) > 1:
+                self._keep(work, attempt, number, answered)
+            if self._draining.is_set():
+                work.marks.forgive(attempt)
+                return
 
-    def _prepare(self, planned: PlannedDocument, source: SourceDocument | DocumentError) -> PreparedDocument | DocumentError:
-        if isinstance(source, DocumentError):
-            return source
-        if (source.doc_id, source.content_hash) != (planned.doc_id, planned.content_hash):
-            return DocumentError(f"{planned.locator.place()}: the document has changed since it was planned")
-        try:
-            return self._preparer.prepare(source)
-        except (ConfigError, DocumentError) as error:
-            return DocumentError(str(error))
-        except Exception as error:  # a document may fail in any way; its siblings may not notice
-            return DocumentError(f"{planned.locator.place()}: {type(error).__name__}: {error}")
+    def _keep(self, work: _Work, attempt: int, part: int, answered: Sequence[Answered]) -> None:
+        table = self._table([record for one in answered for record in one.records])
+        footer = describe(table, self._job.fingerprint, work.group, self._job.epoch, attempt, {})
+        write_records(self._store, work.marks.kept_name(attempt, part), table, footer)
 
-    def _submit(self, group: str, prepared: PreparedDocument) -> Ticket | None:
-        if not prepared.answerable:
+    def _kept(self, group: str, names: Sequence[str]) -> dict[str, pa.Table]:
+        """What earlier tries left. When errors are tried again, a former shard's documents without one are left as they are."""
+        kept = self._read_kept(names)
+        if not self._job.retry_errors:
+            return kept
+        former = self._read_kept([shard_name(group)])
+        return {doc_id: rows for doc_id, rows in {**former, **kept}.items() if "error" not in rows.column("status").to_pylist()}
+
+    def _read_kept(self, names: Sequence[str]) -> dict[str, pa.Table]:
+        """Records of earlier tries by doc_id. What cannot be read is done again."""
+        found: dict[str, pa.Table] = {}
+        for name in names:
+            table = read_records(self._store, name, self._job.fingerprint)
+            if table is None or not table.num_rows:
+                continue
+            ids = table.column("doc_id").to_pylist()
+            starts = [i for i in range(len(ids)) if i == 0 or ids[i] != ids[i - 1]]
+            for start, stop in zip(starts, [*starts[1:], len(ids)], strict=True):
+                found[ids[start]] = table.slice(start, stop - start)
+        return found
+
+    def _commit(self, work: _Work) -> Shard:
+        fresh = self._table([record for one in work.answered for record in one.records])
+        schema = answer_schema(self._job.config.input.keep)
+        kept = [table.replace_schema_metadata(None).cast(schema) for table in work.kept.values()]
+        table = sort_by_key(pa.concat_tables([fresh, *kept])) if kept else fresh
+        attempt = work.history.next_attempt
+        footer = describe(table, self._job.fingerprint, work.group, self._job.epoch, attempt, self._loop.take_usage())
+        return write_shard(self._store, table, footer)
+
+    def _table(self, records: Sequence[Record]) -> pa.Table:
+        return to_table(records, self._job.config.input.keep)
+
+    def _ack(self, group: str, shard: Shard | None, started: float, notes: Notes | None = None) -> Ack:
+        seconds = time.monotonic() - started
+        return Ack(group, shard, seconds, self._name, self._accelerator, notes or Notes(), self._store.retrier.take())
+
+    def _watch(self) -> Watchdog | None:
+        limit_s = self._job.config.workers.watchdog_s
+        if limit_s is None:
             return None
-        return self._loop.submit(prepared.for_engine(f"{group}/{prepared.source.doc_id}"))
+        watchdog = Watchdog(limit_s, lambda: self._loop.busy, self._tell)
+        self._loop.on_step = watchdog.beat
+        return watchdog
 
-    def _gather(self, asked: _Asked, attempt: int) -> Iterator[Record]:
-        """One record for each of a document's questions."""
-        prepared, ticket = asked.prepared, asked.ticket
-        if ticket is not None:
-            ticket.wait()
-            ticket = self._ask_lost_again(ticket)
-        for question in prepared.questions:
-            if question.status is not None:
-                yield prepared.record(question, attempt, status=question.status, error=question.error)
-            else:
-                assert ticket is not None
-                yield prepared.record(question, attempt, **outcome(ticket, question.asked))
-
-    def _ask_lost_again(self, ticket: Ticket) -> Ticket:
-        """Questions that the engine lost are asked once more; the ticket with both outcomes."""
-        if not ticket.lost:
-            return ticket
-        lost = tuple(q for q in ticket.document.questions if q.question_id in ticket.lost)
-        again = self._loop.submit(replace(ticket.document, questions=lost))
-        again.wait()
-        again.results |= ticket.results
-        again.refused |= ticket.refused
-        return again
-
-    def _failed(self, planned: PlannedDocument, reason: str, attempt: int) -> list[Record]:
-        """Error records for a document that cannot be read or prepared: one for each question it is known to have."""
-        ids = self._preparer.question_ids(planned.own_questions)
-        return [Record(planned.doc_id, question_id, "error", attempt=attempt, error=reason) for question_id in ids]
-
-    def _give_up(self, documents: Sequence[PlannedDocument], attempts_made: int) -> list[Record]:
-        """Records for a group that ended its worker at every try."""
-        reason = f"worker_lost: the worker process ended at each of {attempts_made} tries"
-        return [record for document in documents for record in self._failed(document, reason, attempts_made)]
-
-
-def outcome(ticket: Ticket, asked: AskedQuestion) -> dict[str, Any]:
-    """The fields of a record that the engine decides."""
-    result = ticket.results.get(asked.question_id)
-    if result is not None:
-        return {
-            "answer": clean(result.text).text,
-            "answer_token_ids": result.answer_token_ids,
-            "finish_reason": result.finish_reason,
-            "logprob": result.logprob,
-            "margin": result.margin if math.isfinite(result.margin) else None,
-            **typed_fields(result, asked.kind),
-        }
-    refusal = ticket.refused.get(asked.question_id)
-    if refusal is None:
-        return {"status": "error", "error": "missing_stream: the engine took the question and gave no answer, twice"}
-    return {"status": refusal.status, "error": str(refusal)}
+    def _tell(self, event: HangEvent, stacks: str) -> None:
+        """Put the stacks where whoever looks at the run finds them."""
+        name = f"{STACKS}/{self._job.launch}-{self._name.replace('/', '-')}.txt"
+        self._store.put(name, f"{event}\n{stacks}".encode())

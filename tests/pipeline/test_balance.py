@@ -30,12 +30,14 @@ def test_no_group_passes_its_share_by_more_than_its_last_document(costs: list[fl
     total = sum(costs)
     for start, stop in guided_groups(costs, [1] * len(costs), speed, limits):
         before_last = sum(costs[start : stop - 1])
-        assert before_last < max(total * limits.largest_share, total * limits.smallest_share) or stop - start == 1
+        floor = max(total * limits.smallest_share / speed, limits.smallest_cost)
+        assert before_last < max(total * limits.largest_share, floor) or stop - start == 1
         assert before_last < limits.largest_cost or stop - start == 1
 
 
 def test_few_documents_are_a_group_each() -> None:
-    assert guided_groups([5.0, 4.0, 3.0], [1, 1, 1], 1.0, GroupLimits()) == [(0, 1), (1, 2), (2, 3)]
+    assert guided_groups([5e3, 4e3, 3e3], [1, 1, 1], 1.0, GroupLimits()) == [(0, 1), (1, 2), (2, 3)]
+    assert guided_groups([5.0, 4.0, 3.0], [1, 1, 1], 1.0, GroupLimits()) == [(0, 3)]
     assert guided_groups([], [], 1.0, GroupLimits()) == []
 
 

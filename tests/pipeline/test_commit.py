@@ -7,18 +7,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from askmany.engine.errors import ConfigError
-from askmany.pipeline.attempts import begin
 from askmany.pipeline.commit import (
     MANIFEST,
     RUN,
+    Shard,
     ShardFooter,
+    checksum,
     current_answers,
+    describe,
     list_shards,
     read_answers,
     read_footer,
     read_manifest,
     seal,
     shard_name,
+    verify,
     write_shard,
 )
 from askmany.pipeline.export import write_jsonl
@@ -31,15 +34,19 @@ def store(tmp_path: Path) -> ObjectStore:
     return ObjectStore(str(tmp_path / "out"), {})
 
 
-def put(store: ObjectStore, group: str, rows: int, fingerprint: str = "f", **usage: float) -> ShardFooter:
+def put(store: ObjectStore, group: str, rows: int, fingerprint: str = "f", epoch: int = 1, **usage: float) -> Shard:
     records = [Record(f"{group}-{i}", "q", "ok" if i else "error", answer=f"a{i} é\u2028", error=None) for i in range(rows)]
-    return write_shard(store, to_table(records), fingerprint, group, attempt=1, documents=rows, usage=usage)
+    table = to_table(records)
+    return write_shard(store, table, describe(table, fingerprint, group, epoch, 1, usage))
 
 
 def test_a_shard_says_what_it_is(store: ObjectStore) -> None:
-    footer = put(store, "g1", 3, steps=2)
-    assert read_footer(store, shard_name("g1")) == footer == ShardFooter("f", "g1", 1, 3, 3, {"ok": 2, "error": 1}, {"steps": 2})
+    shard = put(store, "g1", 3, steps=2)
     table = pq.read_table(store.open(shard_name("g1")))
+    expected = ShardFooter("f", "g1", 1, 1, 3, 3, {"ok": 2, "error": 1}, checksum(table), {"steps": 2})
+    assert read_footer(store, shard_name("g1")) == shard.footer == expected
+    assert shard.bytes == store.list("answers")[shard_name("g1")]
+    assert verify(store, shard_name("g1")) == ""
     assert table.schema.equals(answer_schema())
     assert list(list_shards(store)) == ["answers/g1.parquet"]
 
@@ -124,7 +131,37 @@ def test_jsonl_has_every_record_on_a_line_of_its_own(store: ObjectStore) -> None
     assert list(rows[0]) == answer_schema().names
 
 
-def test_tries_are_counted_by_launch(store: ObjectStore) -> None:
-    assert [begin(store, "l1", "g", 2) for _ in range(3)] == [1, 2, None]
-    assert begin(store, "l1", "h", 2) == 1
-    assert begin(store, "l2", "g", 2) == 1
+def test_a_harmed_shard_is_found_out(store: ObjectStore) -> None:
+    put(store, "g1", 3)
+    name = shard_name("g1")
+    footer = read_footer(store, name)
+    assert footer is not None
+    table = to_table([Record(f"g1-{i}", "q", "ok" if i else "error", answer="another") for i in range(3)])
+    write_shard(store, table, footer)
+    assert "checksum" in verify(store, name)
+    store.put(name, b"x")
+    assert verify(store, name) == "not a whole shard"
+
+
+def test_a_shard_that_is_known_is_not_opened_unless_its_size_changed(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = {group: put(store, group, 3) for group in ("g1", "g2", "g3")}
+    opened: list[str] = []
+    monkeypatch.setattr("askmany.pipeline.commit.read_footer", lambda store, name: opened.append(name) or read_footer(store, name))
+    assert seal(store, "f", dict.fromkeys(shards, 3), shards).complete
+    assert opened == []
+    put(store, "g2", 3, more=1)
+    assert seal(store, "f", dict.fromkeys(shards, 3), shards).usage == {"more": 1}
+    assert opened == [shard_name("g2")]
+
+
+def test_a_committed_shard_that_the_listing_does_not_show_yet_counts(store: ObjectStore) -> None:
+    shards = {group: put(store, group, 3) for group in ("g1", "g2")}
+    store.delete(shard_name("g2"))
+    assert seal(store, "f", {"g1": 3, "g2": 3}, shards).complete
+    assert not seal(store, "f", {"g1": 3, "g2": 3}, {"g1": shards["g1"]}).complete
+
+
+def test_a_straggler_of_an_older_plan_is_not_named(store: ObjectStore) -> None:
+    put(store, "old", 3, epoch=1)
+    put(store, "new", 3, epoch=2)
+    assert list(seal(store, "f", {"new": 3}, {}).shards) == [shard_name("new")]

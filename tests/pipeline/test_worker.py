@@ -2,8 +2,9 @@
 
 import json
 import random
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from askmany.engine.engine import Engine
 from askmany.engine.errors import EngineError
 from askmany.engine.fake import Faults, expected_answer, fake_engine
 from askmany.engine.request import Document, StreamResult
+from askmany.pipeline.acks import Ack
 from askmany.pipeline.balance import CostModel, GroupLimits
 from askmany.pipeline.building import build_preparer
 from askmany.pipeline.commit import read_footer, shard_name
@@ -21,7 +23,7 @@ from askmany.pipeline.opening import OpenedRun
 from askmany.pipeline.plan import Plan, make_plan
 from askmany.pipeline.preparing import Preparer
 from askmany.pipeline.schema import answer_schema
-from askmany.pipeline.worker import Ack, GroupWorker, Job
+from askmany.pipeline.worker import GroupWorker, Job
 from tests.helpers.runs import opened_run, survey
 from tests.helpers.word_model import words
 
@@ -62,7 +64,7 @@ def bench(
     plan = make_plan(survey(opened).documents, 1.0, CostModel(), GroupLimits(largest_share=1.0, remaining_division=0.1))
     assert len(plan.groups) == 1
     deaths: list[BaseException] = []
-    worker = GroupWorker(Job(opened.config, opened.fingerprint, "launch", engine, preparer), deaths.append)
+    worker = GroupWorker(Job(opened.config, opened.fingerprint, 1, engine, preparer), deaths.append)
     return Bench(opened, plan, worker, deaths)
 
 
@@ -83,10 +85,15 @@ def test_a_group_becomes_a_shard_and_an_acknowledgement(tmp_path: Path) -> None:
     assert [(r["doc_id"], r["question_id"]) for r in rows] == sorted(
         (d, q) for d in [*(f"d{i}" for i in range(6)), "empty", "long"] for q in "ab"
     )
-    assert (ack.documents, ack.records, ack.attempt, ack.statuses) == (8, 16, 1, {"ok": 12, "too_long": 2, "empty_document": 2})
-    assert ack.footer(made.opened.fingerprint) == read_footer(made.opened.store, shard_name(made.group))
-    assert ack.usage["documents"] == 6
-    assert ack.usage["answer_tokens"] == 6 * 7
+    assert (ack.footer.documents, ack.footer.rows, ack.footer.attempt, ack.footer.statuses) == (
+        8,
+        16,
+        1,
+        {"ok": 12, "too_long": 2, "empty_document": 2},
+    )
+    assert ack.footer == read_footer(made.opened.store, shard_name(made.group))
+    assert ack.footer.usage["documents"] == 6
+    assert ack.footer.usage["answer_tokens"] == 6 * 7
     for row in rows[:12]:
         source = next(d for d in docs(6) if d["doc_id"] == row["doc_id"])
         assert row["title"] == source["title"]
@@ -125,7 +132,7 @@ def test_documents_that_went_or_changed_are_error_records(tmp_path: Path) -> Non
     path.write_text(lines[0] + lines[1].replace("w1 ", "w7 ") + "x" * (len(lines[2]) - 1) + "\n")
     ack = made.process()
     rows = {row["doc_id"]: row for row in made.rows()}
-    assert ack.statuses == {"ok": 1, "error": 2}
+    assert ack.footer.statuses == {"ok": 1, "error": 2}
     assert "has changed since it was planned" in rows["d1"]["error"]
     assert "malformed JSON" in rows["d2"]["error"]
     assert made.deaths == []
@@ -136,7 +143,7 @@ def test_own_questions_of_a_lost_document_have_their_records(tmp_path: Path) -> 
     made = bench(tmp_path, rows, input={"questions": "questions"})
     (tmp_path / "d.jsonl").unlink()
     ack = made.process()
-    assert ack.records == made.plan.records == 3
+    assert ack.footer.rows == made.plan.records == 3
     assert {row["question_id"] for row in made.rows()} >= {"x"}
     assert all(row["status"] == "error" and "cannot be read again" in row["error"] for row in made.rows())
 
@@ -157,7 +164,7 @@ def test_an_unforeseen_failure_of_one_document_stays_with_it(tmp_path: Path) -> 
         return made
 
     made = bench(tmp_path, docs(3), preparer=exploding)
-    assert made.process().statuses == {"ok": 2, "error": 1}
+    assert made.process().footer.statuses == {"ok": 2, "error": 1}
     assert "ZeroDivisionError: odd" in next(row["error"] for row in made.rows() if row["doc_id"] == "d1")
 
 
@@ -169,7 +176,7 @@ def test_documents_over_the_kv_pool_are_too_long(tmp_path: Path) -> None:
         questions=["w1", {"id": "q", "question": words(30)}],
     )
     ack = made.process()
-    assert ack.statuses == {"ok": 3, "too_long": 3}
+    assert ack.footer.statuses == {"ok": 3, "too_long": 3}
     assert all("KV pool" in row["error"] for row in made.rows() if row["status"] == "too_long")
 
 
@@ -202,8 +209,8 @@ def test_answers_are_joined_by_their_own_keys(tmp_path: Path, drops: int, status
     ack = made.process()
     rows = {row["question_id"]: row for row in made.rows()}
     assert rows["b"]["status"] == status
-    assert sum(ack.statuses.values()) == ack.records == 4
-    assert ack.usage["unexpected_answers"] >= 1
+    assert sum(ack.footer.statuses.values()) == ack.footer.rows == 4
+    assert ack.footer.usage["unexpected_answers"] >= 1
     clean = bench(tmp_path / "clean" if (tmp_path / "clean").mkdir() is None else tmp_path, docs(1), questions=asked)
     clean.process()
     for row in clean.rows():
@@ -225,14 +232,118 @@ def test_a_broken_engine_ends_the_worker_and_writes_nothing(tmp_path: Path) -> N
     assert not made.opened.store.exists(shard_name(group))
 
 
-def test_a_group_that_ends_its_worker_every_time_becomes_error_records(tmp_path: Path) -> None:
-    made = bench(tmp_path, docs(2), workers={"max_attempts": 2})
-    first = made.process()
-    second = made.process()
-    third = made.process()
-    assert (first.attempt, second.attempt, third.attempt) == (1, 2, 2)
-    assert third.statuses == {"error": 2}
-    assert {row["error"] for row in made.rows()} == {"worker_lost: the worker process ended at each of 2 tries"}
+def dying(poison: str, died: list[list[str]]) -> Callable[[RunConfig], Any]:
+    """Engines that end their process when this document is in them; `died` gets the documents that were."""
+
+    class Dying:
+        def __init__(self, inner: Engine) -> None:
+            self.inner, self.keys = inner, []
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        def submit(self, document: Document) -> None:
+            self.keys.append(document.key.rpartition("/")[2])
+            self.inner.submit(document)
+
+        def step(self) -> list[StreamResult]:
+            if poison in self.keys:
+                died.append(sorted(self.keys))
+                raise EngineError("gone")
+            results = self.inner.step()
+            self.keys = [key for key in self.keys if key not in {r.document_key.rpartition("/")[2] for r in results}]
+            return results
+
+    return lambda config: Dying(fake_engine(config.engine))
+
+
+@pytest.mark.parametrize(("limit", "count"), [(1, 3), (2, 5), (3, 30)])
+def test_a_poison_document_is_given_up_and_the_others_answered(tmp_path: Path, limit: int, count: int) -> None:
+    died: list[list[str]] = []
+    made = bench(tmp_path, docs(count), engine=dying("d1", died), workers={"max_attempts": limit})
+    job = Job(made.opened.config, made.opened.fingerprint, 1, dying("d1", died), build_preparer)
+    for _ in range(limit):
+        worker = GroupWorker(job, lambda error: None)
+        with pytest.raises(EngineError):
+            worker.process(made.group, made.plan.rows(made.plan.groups[0]))
+    assert len(died) == limit
+    if limit > 1:
+        assert died[-1] == ["d1"]
+    last = GroupWorker(job, lambda error: None).process(made.group, made.plan.rows(made.plan.groups[0]))
+    rows = {row["doc_id"]: row for row in made.rows()}
+    given_up = {doc_id for doc_id, row in rows.items() if row["status"] == "error"}
+    assert given_up == ({"d1"} if limit > 1 else set(rows))
+    assert rows["d1"]["error"] == f"worker_lost: the worker process ended at each of {limit} tries of this document"
+    assert last.footer.rows == count
+    assert made.opened.store.find("attempts") == {}
+
+
+def test_marks_of_another_launch_charge_nobody(tmp_path: Path) -> None:
+    died: list[list[str]] = []
+    made = bench(tmp_path, docs(2), workers={"max_attempts": 1})
+    job = Job(made.opened.config, made.opened.fingerprint, 1, dying("d1", died), build_preparer)
+    with pytest.raises(EngineError):
+        GroupWorker(job, lambda error: None).process(made.group, made.plan.rows(made.plan.groups[0]))
+    fresh = replace(job, epoch=2, build_engine=lambda config: fake_engine(config.engine))
+    ack = GroupWorker(fresh, lambda error: None).process(made.group, made.plan.rows(made.plan.groups[0]))
+    assert ack.footer.statuses == {"ok": 2}
+    assert ack.footer.epoch == 2
+
+
+def test_a_draining_worker_keeps_what_is_finished_and_the_next_launch_takes_it_up(tmp_path: Path) -> None:
+    slow = [words(5, 1), *(words(5 + i, i) for i in range(1, 6))]
+    asked = [{"id": "q", "question": "w1", "max_new_tokens": 4}]
+    rows = [{"doc_id": f"d{i}", "text": text} for i, text in enumerate(slow)]
+    gate, seen = threading.Event(), threading.Event()
+
+    class Holding:
+        """Answers the first document, then holds its breath."""
+
+        def __init__(self, inner: Engine) -> None:
+            self.inner, self.given = inner, 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        def step(self) -> list[StreamResult]:
+            if self.given:
+                seen.set()
+                gate.wait(20)
+                return []
+            results = self.inner.step()
+            self.given += len(results)
+            return results[:1]
+
+    made = bench(tmp_path, rows, lambda config: Holding(fake_engine(config.engine)), questions=asked)
+    found: list[Ack] = []
+    thread = threading.Thread(target=lambda: found.append(made.process()))
+    thread.start()
+    assert seen.wait(20)
+    made.worker.drain()
+    thread.join(20)
+    gate.set()
+    assert found[0].shard is None
+    assert not made.opened.store.exists(shard_name(made.group))
+    kept = list(made.opened.store.find("attempts"))
+    assert len(kept) == 1
+    again: list[str] = []
+
+    class Counting:
+        def __init__(self, inner: Engine) -> None:
+            self.inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        def submit(self, document: Document) -> None:
+            again.append(document.key)
+            self.inner.submit(document)
+
+    job = Job(made.opened.config, made.opened.fingerprint, 2, lambda config: Counting(fake_engine(config.engine)), build_preparer)
+    ack = GroupWorker(job, lambda error: None).process(made.group, made.plan.rows(made.plan.groups[0]))
+    assert ack.footer.statuses == {"ok": 6}
+    assert len(again) == 5
+    assert [row["doc_id"] for row in made.rows()] == [f"d{i}" for i in range(6)]
 
 
 def test_odd_values_of_an_engine_are_made_fit_for_the_schema(tmp_path: Path) -> None:

@@ -1,0 +1,85 @@
+"""The process around a worker: built once by Ray, called with the plan rows of one group at a time or two, ended without ceremony.
+
+A broken engine ends the process so that Ray starts another; a polite exit would lose the groups in flight. SIGTERM (a preempted node)
+and the driver's word to drain both keep what is answered.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from types import FrameType
+from typing import Any
+
+import pyarrow as pa
+
+from askmany.engine.request import StreamResult
+from askmany.pipeline.control import Reporter
+from askmany.pipeline.worker import GroupWorker, Job
+
+EXIT_BROKEN, EXIT_PREEMPTED = 1, 3
+
+
+class EngineActor:
+    """A `GroupWorker` in its process. `control` may be None: then nobody hears of single answers and nobody says drain."""
+
+    def __init__(self, job: Job, control: Any) -> None:
+        self._window_s = job.config.workers.stop_window_s
+        self._reporter: Reporter | None = None
+        self._worker = GroupWorker(job, die, self._report, accelerator())
+        if control is not None:
+            self._reporter = Reporter(control, f"{socket.gethostname()}/{os.getpid()}", self._drain)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._preempted)
+
+    def __call__(self, block: pa.Table) -> pa.Table:
+        """A block of Ray Data in, one acknowledgement row out."""
+        return pa.table({"ack": [self.process(block)]})
+
+    def process(self, block: pa.Table) -> str:
+        """The acknowledgement of one group."""
+        return self._worker.process(block.column("group")[0].as_py(), block).dump()
+
+    def room(self) -> int:
+        """Tokens that the KV pool of this engine holds."""
+        return self._worker.room_tokens
+
+    def _report(self, result: StreamResult) -> None:
+        if self._reporter is not None:
+            self._reporter.count(len(result.answer_token_ids))
+
+    def _drain(self) -> None:
+        self._worker.drain()
+        deadline = time.monotonic() + self._window_s
+        while not self._worker.idle and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _preempted(self, number: int, frame: FrameType | None) -> None:
+        def leave() -> None:
+            self._drain()
+            os._exit(EXIT_PREEMPTED)
+
+        threading.Thread(target=leave, name="preempted", daemon=True).start()
+
+
+def accelerator() -> str:
+    """The kind of GPU that Ray gave this process, `cpu` for none."""
+    import ray
+
+    context = ray.get_runtime_context()
+    if not context.get_accelerator_ids().get("GPU"):
+        return "cpu"
+    labels = context.get_node_labels() if hasattr(context, "get_node_labels") else {}
+    return str(labels.get("ray.io/accelerator-type") or "gpu")
+
+
+def die(error: BaseException) -> None:
+    """End this process at once."""
+    traceback.print_exception(error, file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(EXIT_BROKEN)
