@@ -1,4 +1,5 @@
-"""The command line: `askmany run | init | preview | show | models`. It parses, calls and prints; what is done lives in the pipeline.
+"""The command line: `askmany run | init | preview | show | score | export | models`. It parses, calls and prints; what is done lives in
+the pipeline.
 
 Exit codes: 0 all ok · 1 internal · 2 configuration or bad input · 3 more errors than allowed · 4 interrupted, resumable.
 """
@@ -11,10 +12,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from askmany.jobs import export as export_job
 from askmany.jobs import init as init_job
 from askmany.jobs import preview as preview_job
 from askmany.jobs import run as run_job
+from askmany.jobs import score as score_job
 from askmany.jobs import show as show_job
+from askmany.pipeline.score_report import ScoreRequest
+from askmany.pipeline.scoring import ScoreOptions
 
 app = typer.Typer(
     help="Ask many questions of each of many long documents with a local language model, reading every document once.",
@@ -79,6 +84,30 @@ def show(
     """Show answers of a run, also of one that is still going or was interrupted."""
     wanted = show_job.Filter(document, question, status)
     raise typer.Exit(run_job.guarded(lambda: show_job.main(output, wanted, limit, full, Console())))
+
+
+@app.command()
+def score(
+    output: Annotated[str, typer.Argument(help="The output folder or URI of a run.")],
+    gold: Annotated[str | None, typer.Option("--gold", help="JSON lines with right answers; the run's own references otherwise.")] = None,
+    against: Annotated[str | None, typer.Option("--against", help="Another run's output, compared answer by answer.")] = None,
+    tolerance: Annotated[float, typer.Option("--tolerance", min=0, help="How far numbers may be off, as a share.")] = 0.0,
+    resamples: Annotated[int, typer.Option("--resamples", min=100, help="Bootstrap resamples.")] = 10_000,
+    seed: Annotated[int, typer.Option("--seed", help="Of the bootstrap.")] = 0,
+) -> None:
+    """Score stored answers: means with intervals that resample documents, classes, calibration. Changes no answer."""
+    request = ScoreRequest(output, gold, against, ScoreOptions(tolerance, resamples, seed))
+    raise typer.Exit(run_job.guarded(lambda: score_job.main(request, Console())))
+
+
+@app.command()
+def export(
+    output: Annotated[str, typer.Argument(help="The output folder or URI of a run.")],
+    shape: Annotated[str, typer.Argument(help=f"One of {', '.join(export_job.SHAPES)}.")],
+    to: Annotated[str | None, typer.Option("--to", help="Folder or URI to write to; exports/SHAPE of the output otherwise.")] = None,
+) -> None:
+    """Write stored answers in the shape that another tool takes."""
+    raise typer.Exit(run_job.guarded(lambda: export_job.main(output, shape, to, Console())))
 
 
 @app.command()
