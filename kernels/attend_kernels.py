@@ -191,6 +191,9 @@ def attend_work(
     PAGE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Persistent: program p takes items p, p + programs, ... ; `scale` includes log2(e)."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     for i_item in range(tl.program_id(0), tl.load(item_count), tl.num_programs(0)):
         item = items + i_item * FIELDS
         if tl.load(item) == SHARED:
@@ -203,5 +206,3 @@ def attend_work(
                 item, q, k_cache, v_cache, k_desc, v_desc, part_o, part_lse, page_ids, row_list, sq_t, sq_h, sk_s, sk_h, sv_s, sv_h, scale,
                 HKV, G, D, BD, BM1, BN1, HB1, PAGE, False, STAGES1, PRECISION,
             )  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()

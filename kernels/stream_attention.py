@@ -12,14 +12,10 @@ Letters: T rows, S slots, HQ and HKV heads, D head dim.
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import torch
-import triton
 from torch import Tensor
 
-from askmany.kernels.attend_kernels import attend_work
+from askmany.kernels.attend import attend
 from askmany.kernels.layout import SplitBatch
 from askmany.kernels.merge import merge
 from askmany.kernels.plan import Chunking, WorkCapacity, WorkPlan
@@ -68,7 +64,7 @@ class StreamAttention:
         """
         out = torch.empty_like(q) if out is None else out
         self._check(q, k_cache, v_cache, scale, out, lse)
-        self._attend(q, k_cache, v_cache, scale)
+        attend(q, k_cache, v_cache, scale, self.plan, self._part_o, self._part_lse, self._overlap)
         merge(self._part_o, self._part_lse, self.plan, out, lse, self._overlap)
         return out
 
@@ -83,36 +79,9 @@ class StreamAttention:
             raise ValueError(f"q, k_cache and v_cache must be {shape.dtype} and dense in their last dimension")
         if lse is not None and (lse.shape != q.shape[:2] or lse.dtype != torch.float32 or not lse.is_contiguous()):
             raise ValueError(f"lse {tuple(lse.shape)} {lse.dtype} must be a contiguous float32 {tuple(q.shape[:2])}")
+        if self.tiles.groups or self.tiles.descriptors:
+            dense = (shape.head_dim, 1)
+            if k_cache.stride()[1:] != dense or v_cache.stride()[1:] != dense:
+                raise ValueError(f"k_cache {k_cache.stride()} and v_cache {v_cache.stride()} must be dense in their last two dimensions")
         if not scale > 0:
             raise ValueError(f"scale must be positive, not {scale}")
-
-    def _descriptors(self, k_cache: Tensor, v_cache: Tensor) -> tuple[Any, Any]:
-        if not self.tiles.descriptors:
-            return k_cache, v_cache
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
-        shape, block = self.shape, [min(self.tiles.keys, self.shape.page_size), triton.next_power_of_2(self.shape.head_dim)]
-        width = shape.kv_heads * shape.head_dim
-        k_desc, v_desc = (TensorDescriptor(c, [c.shape[0], width], [c.stride(0), 1], block) for c in (k_cache, v_cache))
-        return k_desc, v_desc
-
-    def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> None:
-        shape, tiles, plan = self.shape, self.tiles, self.plan
-        options = {"maxnreg": tiles.registers} if tiles.registers else {}
-        attend_work[(min(plan.slots, plan.capacity.items),)](
-            q, k_cache, v_cache, *self._descriptors(k_cache, v_cache), self._part_o, self._part_lse,
-            self.tables.page_ids, plan.row_list, plan.items, plan.item_count,
-            q.stride(0), q.stride(1), k_cache.stride(0), k_cache.stride(1), v_cache.stride(0), v_cache.stride(1), scale / math.log(2),
-            HKV=shape.kv_heads, G=shape.group, D=shape.head_dim, BD=triton.next_power_of_2(shape.head_dim),
-            BM=tiles.rows, BN=tiles.keys, STAGES=tiles.stages, TMA=tiles.descriptors,
-            HB1=tiles.single_heads, BM1=tiles.single_rows, BN1=tiles.single_keys, STAGES1=tiles.single_stages,
-            PAGE=shape.page_size, PRECISION=_precision(q), PDL=self._overlap,
-            num_warps=tiles.warps, **options,
-        )  # fmt: skip
-
-
-def _precision(q: Tensor) -> str:
-    """How `product` multiplies: exact fp32 products for fp32, the only choice for 16-bit operands, widened in the interpreter."""
-    if q.dtype == torch.float32:
-        return "ieee"
-    return "tf32" if q.is_cuda else "widened"

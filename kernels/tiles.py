@@ -57,6 +57,7 @@ class Tiles:
     descriptors: bool  # read whole pages through tensor descriptors (TMA)
     registers: int | None = None  # cap per thread
     overhead: int = 4  # fixed cost of an item, in key tiles
+    groups: int = 0  # consumer warp groups of the Hopper kernel, 64 rows each; 0: the plain kernel
 
 
 def single_heads(shape: AttentionShape, rows_per_stream: int, single_rows: int) -> int:

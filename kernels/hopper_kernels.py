@@ -1,0 +1,243 @@
+"""The work-list kernel for Hopper (sm_90), in Gluon: one warp copies, one or two warp groups multiply.
+
+Same work list, same partials and same meaning as `attend_kernels.attend_work`, for 16-bit caches in pages of 16 slots or more and head dims
+of 64, 128 and 256. A producer warp walks the items and keeps `STAGES` tiles of K and V in flight with the tensor memory accelerator,
+running ahead across items; each consumer group owns 64 rows, starts the next tile's scores before the softmax of the one before and
+lets softmax and value products overlap (the schedule of FlashAttention-3, arXiv 2407.08608). One code path for all items: rows of one
+KV head, M = 64 a group, because a stream's own keys are bound by memory, not by padded products.
+
+Letters as in `attend_kernels`; WG consumer groups, ROWS = 64 * WG rows a tile.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from askmany.kernels.plan_kernels import FIELDS as ITEM_FIELDS
+
+FIELDS = gl.constexpr(ITEM_FIELDS.value)
+LN2 = gl.constexpr(0.6931471805599453)
+
+
+def page_descriptor(cache: Tensor, block: list[int]) -> TensorDescriptor:
+    """The cache [S, HKV, D] as a matrix [S, HKV * D] read in boxes of `block` = [slots, D]."""
+    width = cache.shape[1] * cache.shape[2]
+    return TensorDescriptor(cache, [cache.shape[0], width], [cache.stride(0), 1], block, gl.NVMMASharedLayout(128, 16, 2))
+
+
+@gluon.jit
+def item_end(item, G: gl.constexpr, ROWS: gl.constexpr):
+    """The keys [begin, end) that some row of the item's tile sees, and the number of its rows."""
+    begin = gl.load(item + 2)
+    stop = gl.load(item + 3)
+    row_count = gl.load(item + 5)
+    last = gl.minimum((gl.load(item + 6) + ROWS - 1) // G, row_count - 1)
+    return begin, gl.maximum(gl.minimum(stop, gl.load(item + 10) + last + 1), begin), stop, row_count
+
+
+@gluon.jit
+def copy_tile(
+    desc, tiles, full, free, turn, page_ids, table, start, end, column, PAGE: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr
+):
+    """Ask for one tile of K or V, page by page, once its buffer is free."""
+    BOX: gl.constexpr = PAGE if PAGE < BN else BN
+    stage = turn % STAGES
+    mbarrier.wait(free.index(stage), ((turn // STAGES) & 1) ^ 1)
+    mbarrier.expect(full.index(stage), BN * tiles.shape[2] * 2)
+    for i in gl.static_range(BN // BOX):
+        token = gl.minimum(start + i * BOX, end - 1)  # past the end any page will do: its keys are hidden
+        slot = gl.load(page_ids + table + token // PAGE) * PAGE + (start + i * BOX) % PAGE
+        tma.async_copy_global_to_shared(desc, [slot, column], full.index(stage), tiles.index(stage).slice(i * BOX, BOX))
+
+
+@gluon.jit
+def produce(
+    k_desc, v_desc, k_tiles, v_tiles, k_full, k_free, v_full, v_free, page_ids, items, item_count,
+    G: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
+):  # fmt: skip
+    turn = 0
+    for i_item in range(gl.program_id(0), gl.load(item_count), gl.num_programs(0)):
+        item = items + i_item * FIELDS
+        begin, end, _, _ = item_end(item, G, ROWS)
+        table = gl.load(item + 1)
+        column = gl.load(item + 7) * D
+        for start in range(begin, end, BN):
+            copy_tile(k_desc, k_tiles, k_full, k_free, turn, page_ids, table, start, end, column, PAGE, BN, STAGES)
+            copy_tile(v_desc, v_tiles, v_full, v_free, turn, page_ids, table, start, end, column, PAGE, BN, STAGES)
+            turn += 1
+
+
+@gluon.jit
+def hide(b_s, start, least, b_limit, BN: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """Scores [64, BN] with -inf where a row may not see the key; most tiles are seen whole."""
+    if start + BN > least:
+        o_token = start + gl.arange(0, BN, layout=gl.SliceLayout(0, S_LAYOUT))
+        b_s = gl.where(o_token[None, :] < b_limit[:, None], b_s, float("-inf"))
+    return b_s
+
+
+@gluon.jit
+def clear_tail(v_tile, valid, BN: gl.constexpr, D: gl.constexpr):
+    """Zero the rows of a V tile that lie past the stored tokens: 0 * NaN would not vanish."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D if D < 256 else 1, D // 8 if D < 256 else 32], [4, 1], [1, 0])
+    for i in gl.static_range(BN // 16):
+        if i * 16 + 16 > valid:
+            part = v_tile.slice(i * 16, 16)
+            o_row = i * 16 + gl.arange(0, 16, layout=gl.SliceLayout(1, layout))
+            b_v = part.load(layout)
+            part.store(gl.where((o_row < valid)[:, None], b_v, gl.zeros_like(b_v)))
+    fence_async_shared()
+    gl.thread_barrier()
+
+
+@gluon.jit
+def softmax(b_s, b_m, b_l, scale):
+    """New maximum, rescaling of what was summed before, weights and sum; scores in units of `scale`, base 2."""
+    b_new = gl.maximum(b_m, gl.max(b_s, 1) * scale)
+    b_safe = gl.where(b_new == float("-inf"), 0.0, b_new)
+    b_p = gl.exp2(b_s * scale - b_safe[:, None])
+    b_alpha = gl.exp2(b_m - b_safe)
+    return b_new, b_alpha, b_p, b_l * b_alpha + gl.sum(b_p, 1)
+
+
+@gluon.jit
+def consume(
+    GROUP: gl.constexpr, q, q_tiles, k_tiles, v_tiles, k_full, k_free, v_full, v_free, part_o, part_lse, row_list, items, item_count,
+    sq_t, sq_h, scale,
+    G: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
+):  # fmt: skip
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+    Q_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D if D < 256 else 1, D // 8 if D < 256 else 32], [4, 1], [1, 0])
+    q_tile = q_tiles.index(GROUP)
+    turn = 0
+    for i_item in range(gl.program_id(0), gl.load(item_count), gl.num_programs(0)):
+        item = items + i_item * FIELDS
+        begin, end, stop, row_count = item_end(item, G, ROWS)
+        rows = gl.load(item + 4)
+        first = gl.load(item + 6) + GROUP * 64
+        head = gl.load(item + 7)
+        causal = gl.load(item + 10)
+
+        o_r = first + gl.arange(0, 64, layout=gl.SliceLayout(1, Q_LAYOUT))
+        o_d = gl.arange(0, D, layout=gl.SliceLayout(0, Q_LAYOUT))
+        m_r = o_r // G < row_count
+        b_row = gl.load(row_list + rows + o_r // G, mask=m_r, other=0).to(gl.int64)  # [64]
+        b_at = b_row * sq_t + (head * G + o_r % G) * sq_h
+        b_q = gl.load(q + b_at[:, None] + o_d[None, :], mask=m_r[:, None], other=0.0)  # [64, D]
+        q_tile.store(b_q)
+        fence_async_shared()
+        gl.thread_barrier()
+
+        o_row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, S_LAYOUT))
+        b_limit = gl.minimum(stop, causal + o_row // G + 1)  # [64]
+        least = gl.minimum(stop, causal + first // G + 1)
+        b_m = gl.full([64], float("-inf"), gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
+        b_l = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
+        b_acc = gl.zeros([64, D], gl.float32, layout=O_LAYOUT)
+        zeros = gl.zeros([64, BN], gl.float32, layout=S_LAYOUT)
+        if end > begin:
+            stage = turn % STAGES
+            phase = (turn // STAGES) & 1
+            mbarrier.wait(k_full.index(stage), phase)
+            b_s = warpgroup_mma(q_tile, k_tiles.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+            b_s = warpgroup_mma_wait(0, deps=[b_s])
+            mbarrier.arrive(k_free.index(stage), count=1)
+            b_s = hide(b_s, begin, least, b_limit, BN, S_LAYOUT)
+            b_m, b_alpha, b_p, b_l = softmax(b_s, b_m, b_l, scale)
+            b_w = gl.convert_layout(b_p.to(q.dtype.element_ty), P_LAYOUT)
+            for start in range(begin + BN, end, BN):
+                old_stage = stage
+                old_phase = phase
+                turn += 1
+                stage = turn % STAGES
+                phase = (turn // STAGES) & 1
+                mbarrier.wait(k_full.index(stage), phase)
+                s_going = warpgroup_mma(q_tile, k_tiles.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+                mbarrier.wait(v_full.index(old_stage), old_phase)
+                o_going = warpgroup_mma(b_w, v_tiles.index(old_stage), b_acc, is_async=True)
+                b_s = warpgroup_mma_wait(1, deps=[s_going])
+                mbarrier.arrive(k_free.index(stage), count=1)
+                b_s = hide(b_s, start, least, b_limit, BN, S_LAYOUT)
+                b_m, b_alpha, b_p, b_l = softmax(b_s, b_m, b_l, scale)
+                b_acc = warpgroup_mma_wait(0, deps=[o_going])
+                mbarrier.arrive(v_free.index(old_stage), count=1)
+                b_acc = b_acc * gl.convert_layout(b_alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
+                b_w = gl.convert_layout(b_p.to(q.dtype.element_ty), P_LAYOUT)
+            mbarrier.wait(v_full.index(stage), phase)
+            valid = stop - (end - 1 - (end - 1 - begin) % BN)  # stored tokens of the last tile
+            if valid < BN:
+                clear_tail(v_tiles.index(stage), valid, BN, D)
+            o_going = warpgroup_mma(b_w, v_tiles.index(stage), b_acc, is_async=True)
+            b_acc = warpgroup_mma_wait(0, deps=[o_going])
+            mbarrier.arrive(v_free.index(stage), count=1)
+            turn += 1
+        b_sum = gl.where(b_l > 0, b_l, 1.0)  # 0: the row saw no key
+        b_lse = gl.where(b_l > 0, (b_m + gl.log2(b_sum)) * LN2, float("-inf"))
+        o_part = gl.load(item + 8).to(gl.int64) + o_row  # [64]: first partial + i * G + g
+        gl.store(part_lse + o_part, b_lse, mask=o_row // G < row_count)
+        b_o = b_acc * gl.convert_layout(1.0 / b_sum, gl.SliceLayout(1, O_LAYOUT))[:, None]
+        o_part = gl.convert_layout(o_part, gl.SliceLayout(1, O_LAYOUT))
+        m_part = gl.convert_layout(o_row // G < row_count, gl.SliceLayout(1, O_LAYOUT))
+        o_d2 = gl.arange(0, D, layout=gl.SliceLayout(0, O_LAYOUT))
+        gl.store(part_o + o_part[:, None] * D + o_d2[None, :], b_o, mask=m_part[:, None])
+
+
+@gluon.jit
+def attend_work_hopper(
+    q, k_desc, v_desc, part_o, part_lse, page_ids, row_list, items, item_count, sq_t, sq_h, scale,
+    G: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, WG: gl.constexpr,
+):  # fmt: skip
+    """Persistent: program p takes items p, p + programs, ... ; `scale` includes log2(e). Launch with 4 warps (the first consumer)."""
+    ROWS: gl.constexpr = 64 * WG
+    layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    q_tiles = gl.allocate_shared_memory(q.dtype.element_ty, [WG, 64, D], layout)
+    k_tiles = gl.allocate_shared_memory(q.dtype.element_ty, [STAGES, BN, D], layout)
+    v_tiles = gl.allocate_shared_memory(q.dtype.element_ty, [STAGES, BN, D], layout)
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(k_free.index(i), count=WG)
+        mbarrier.init(v_free.index(i), count=WG)
+    fence_async_shared()
+    gl.thread_barrier()
+    gdc_launch_dependents()
+    gdc_wait()
+    if WG == 1:
+        gl.warp_specialize(
+            [
+                (consume, (0, q, q_tiles, k_tiles, v_tiles, k_full, k_free, v_full, v_free, part_o, part_lse, row_list, items, item_count,
+                           sq_t, sq_h, scale, G, D, BN, STAGES, ROWS)),
+                (produce, (k_desc, v_desc, k_tiles, v_tiles, k_full, k_free, v_full, v_free, page_ids, items, item_count,
+                           G, D, BN, PAGE, STAGES, ROWS)),
+            ],
+            [1], [24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (0, q, q_tiles, k_tiles, v_tiles, k_full, k_free, v_full, v_free, part_o, part_lse, row_list, items, item_count,
+                           sq_t, sq_h, scale, G, D, BN, STAGES, ROWS)),
+                (consume, (1, q, q_tiles, k_tiles, v_tiles, k_full, k_free, v_full, v_free, part_o, part_lse, row_list, items, item_count,
+                           sq_t, sq_h, scale, G, D, BN, STAGES, ROWS)),
+                (produce, (k_desc, v_desc, k_tiles, v_tiles, k_full, k_free, v_full, v_free, page_ids, items, item_count,
+                           G, D, BN, PAGE, STAGES, ROWS)),
+            ],
+            [4, 1], [240, 24],
+        )  # fmt: skip
