@@ -43,12 +43,16 @@ def _attend_hopper(q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, pl
     from askmany.kernels.hopper_kernels import attend_work_hopper, page_descriptor
 
     shape, tiles = plan.shape, plan.tiles
-    block = [min(tiles.keys, shape.page_size), shape.head_dim]
+    reads = [
+        page_descriptor(cache, [min(keys, shape.page_size), shape.head_dim])
+        for keys in (tiles.keys, tiles.keys // tiles.single_heads)
+        for cache in (k_cache, v_cache)
+    ]
     attend_work_hopper[(min(plan.slots, plan.capacity.items),)](
-        q, page_descriptor(k_cache, block), page_descriptor(v_cache, block), part_o, part_lse,
-        plan.tables.page_ids, plan.row_list, plan.items, plan.item_count, q.stride(0), q.stride(1), scale / math.log(2),
-        G=shape.group, D=shape.head_dim, BN=tiles.keys, PAGE=shape.page_size, STAGES=tiles.stages, WG=tiles.groups,
-        num_warps=4, **_options(plan, True),
+        q, *reads, part_o, part_lse, plan.tables.page_ids, plan.row_list, plan.items, plan.item_count,
+        q.stride(0), q.stride(1), scale / math.log(2),
+        G=shape.group, D=shape.head_dim, HKV=shape.kv_heads, BN=tiles.keys, HB=tiles.single_heads, PAGE=shape.page_size,
+        STAGES=tiles.stages, WG=tiles.groups, num_warps=4, **_options(plan, True),
     )  # fmt: skip
 
 

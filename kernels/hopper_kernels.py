@@ -3,8 +3,9 @@
 Same work list, same partials and same meaning as `attend_kernels.attend_work`, for 16-bit caches in pages of 16 slots or more and head dims
 of 64, 128 and 256. A producer warp walks the items and keeps `STAGES` tiles of K and V in flight with the tensor memory accelerator,
 running ahead across items; each consumer group owns 64 rows, starts the next tile's scores before the softmax of the one before and
-lets softmax and value products overlap (the schedule of FlashAttention-3, arXiv 2407.08608). One code path for all items: rows of one
-KV head, M = 64 a group, because a stream's own keys are bound by memory, not by padded products.
+lets softmax and value products overlap (the schedule of FlashAttention-3, arXiv 2407.08608). All items take the same path: 64 rows a
+group even for a stream's own few rows, because those are bound by memory, not by padded products; HB of their KV heads lie head by head
+in one tile, so that a short private run makes one item and not HB.
 
 Letters as in `attend_kernels`; WG consumer groups, ROWS = 64 * WG rows a tile.
 """
@@ -24,9 +25,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from askmany.kernels.plan_kernels import FIELDS as ITEM_FIELDS
+from askmany.kernels import plan_kernels
 
-FIELDS = gl.constexpr(ITEM_FIELDS.value)
+FIELDS = gl.constexpr(plan_kernels.FIELDS.value)
+SINGLE = gl.constexpr(plan_kernels.SINGLE.value)
 LN2 = gl.constexpr(0.6931471805599453)
 
 
@@ -37,66 +39,87 @@ def page_descriptor(cache: Tensor, block: list[int]) -> TensorDescriptor:
 
 
 @gluon.jit
-def item_end(item, G: gl.constexpr, ROWS: gl.constexpr):
-    """The keys [begin, end) that some row of the item's tile sees, and the number of its rows."""
+def item_heads(item, HB: gl.constexpr, SINGLE: gl.constexpr):
+    """KV heads side by side in the item's tiles."""
+    return gl.where(gl.load(item) == SINGLE, HB, 1)
+
+
+@gluon.jit
+def item_end(item, heads, G: gl.constexpr, ROWS: gl.constexpr):
+    """The keys [begin, end) that some row of the item's tile sees, where stored keys stop, and the item's number of rows."""
     begin = gl.load(item + 2)
     stop = gl.load(item + 3)
     row_count = gl.load(item + 5)
-    last = gl.minimum((gl.load(item + 6) + ROWS - 1) // G, row_count - 1)
+    last = gl.minimum((gl.load(item + 6) + ROWS - 1) // (G * heads), row_count - 1)
     return begin, gl.maximum(gl.minimum(stop, gl.load(item + 10) + last + 1), begin), stop, row_count
 
 
 @gluon.jit
 def copy_tile(
-    desc, tiles, full, free, turn, page_ids, table, start, end, column, PAGE: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr
-):
-    """Ask for one tile of K or V, page by page, once its buffer is free."""
-    BOX: gl.constexpr = PAGE if PAGE < BN else BN
+    desc, tiles, full, free, turn, page_ids, table, start, end, column,
+    PAGE: gl.constexpr, BN: gl.constexpr, HEADS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Ask for one tile of K or V once its buffer is free: BN // HEADS tokens of each of HEADS heads, one box a page and head."""
+    TN: gl.constexpr = BN // HEADS
+    BOX: gl.constexpr = PAGE if PAGE < TN else TN
+    D: gl.constexpr = tiles.shape[2]
     stage = turn % STAGES
     mbarrier.wait(free.index(stage), ((turn // STAGES) & 1) ^ 1)
-    mbarrier.expect(full.index(stage), BN * tiles.shape[2] * 2)
-    for i in gl.static_range(BN // BOX):
+    mbarrier.expect(full.index(stage), BN * D * 2)
+    for i in gl.static_range(TN // BOX):
         token = gl.minimum(start + i * BOX, end - 1)  # past the end any page will do: its keys are hidden
         slot = gl.load(page_ids + table + token // PAGE) * PAGE + (start + i * BOX) % PAGE
-        tma.async_copy_global_to_shared(desc, [slot, column], full.index(stage), tiles.index(stage).slice(i * BOX, BOX))
+        for h in gl.static_range(HEADS):
+            box = tiles.index(stage).slice(h * TN + i * BOX, BOX)
+            tma.async_copy_global_to_shared(desc, [slot, column + h * D], full.index(stage), box)
 
 
 @gluon.jit
 def produce(
-    k_desc, v_desc, k_tiles, v_tiles, k_full, k_free, v_full, v_free, page_ids, items, item_count,
-    G: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
+    k_desc, v_desc, k1_desc, v1_desc, k_tiles, v_tiles, k_full, k_free, v_full, v_free, page_ids, items, item_count,
+    G: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, HB: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
 ):  # fmt: skip
     turn = 0
     for i_item in range(gl.program_id(0), gl.load(item_count), gl.num_programs(0)):
         item = items + i_item * FIELDS
-        begin, end, _, _ = item_end(item, G, ROWS)
+        heads = item_heads(item, HB, SINGLE)
+        begin, end, _, _ = item_end(item, heads, G, ROWS)
         table = gl.load(item + 1)
         column = gl.load(item + 7) * D
-        for start in range(begin, end, BN):
-            copy_tile(k_desc, k_tiles, k_full, k_free, turn, page_ids, table, start, end, column, PAGE, BN, STAGES)
-            copy_tile(v_desc, v_tiles, v_full, v_free, turn, page_ids, table, start, end, column, PAGE, BN, STAGES)
-            turn += 1
+        if heads == 1:
+            for start in range(begin, end, BN):
+                copy_tile(k_desc, k_tiles, k_full, k_free, turn, page_ids, table, start, end, column, PAGE, BN, 1, STAGES)
+                copy_tile(v_desc, v_tiles, v_full, v_free, turn, page_ids, table, start, end, column, PAGE, BN, 1, STAGES)
+                turn += 1
+        else:
+            for start in range(begin, end, BN // HB):
+                copy_tile(k1_desc, k_tiles, k_full, k_free, turn, page_ids, table, start, end, column, PAGE, BN, HB, STAGES)
+                copy_tile(v1_desc, v_tiles, v_full, v_free, turn, page_ids, table, start, end, column, PAGE, BN, HB, STAGES)
+                turn += 1
 
 
 @gluon.jit
-def hide(b_s, start, least, b_limit, BN: gl.constexpr, S_LAYOUT: gl.constexpr):
-    """Scores [64, BN] with -inf where a row may not see the key; most tiles are seen whole."""
-    if start + BN > least:
-        o_token = start + gl.arange(0, BN, layout=gl.SliceLayout(0, S_LAYOUT))
-        b_s = gl.where(o_token[None, :] < b_limit[:, None], b_s, float("-inf"))
+def hide(b_s, start, least, b_limit, b_mine, tokens, BN: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """Scores [64, BN] with -inf where a row may not see the key; most tiles of a document are seen whole."""
+    if start + tokens > least:
+        o_key = gl.arange(0, BN, layout=gl.SliceLayout(0, S_LAYOUT))
+        o_token = start + (o_key & (tokens - 1))  # a power of two
+        m_seen = (o_token[None, :] < b_limit[:, None]) & ((o_key // tokens)[None, :] == b_mine[:, None])
+        b_s = gl.where(m_seen, b_s, float("-inf"))
     return b_s
 
 
 @gluon.jit
-def clear_tail(v_tile, valid, BN: gl.constexpr, D: gl.constexpr):
-    """Zero the rows of a V tile that lie past the stored tokens: 0 * NaN would not vanish."""
+def clear_tail(v_tile, valid, tokens, BN: gl.constexpr, D: gl.constexpr):
+    """Zero the rows of a V tile that lie past the `valid` stored tokens of each head: 0 * NaN would not vanish."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D if D < 256 else 1, D // 8 if D < 256 else 32], [4, 1], [1, 0])
     for i in gl.static_range(BN // 16):
-        if i * 16 + 16 > valid:
+        first = i * 16 & (tokens - 1)
+        if first + 16 > valid:
             part = v_tile.slice(i * 16, 16)
-            o_row = i * 16 + gl.arange(0, 16, layout=gl.SliceLayout(1, layout))
+            o_token = first + gl.arange(0, 16, layout=gl.SliceLayout(1, layout))
             b_v = part.load(layout)
-            part.store(gl.where((o_row < valid)[:, None], b_v, gl.zeros_like(b_v)))
+            part.store(gl.where((o_token < valid)[:, None], b_v, gl.zeros_like(b_v)))
     fence_async_shared()
     gl.thread_barrier()
 
@@ -112,10 +135,32 @@ def softmax(b_s, b_m, b_l, scale):
 
 
 @gluon.jit
+def put_partials(
+    item, b_acc, b_m, b_l, part_o, part_lse,
+    GROUP: gl.constexpr, G: gl.constexpr, D: gl.constexpr, HKV: gl.constexpr, HB: gl.constexpr,
+    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Normalise and store the rows of one group. Reads the item again: its fields would cost registers all through the loop."""
+    heads = item_heads(item, HB, SINGLE)
+    o_row = gl.load(item + 6) + GROUP * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, S_LAYOUT))
+    o_i = o_row // (G * heads)
+    b_mine = o_row // G % heads
+    m_part = (o_i < gl.load(item + 5)) & (gl.load(item + 7) + b_mine < HKV)
+    o_part = gl.load(item + 8).to(gl.int64) + b_mine.to(gl.int64) * gl.load(item + 9) + o_i * G + o_row % G  # [64]
+    b_sum = gl.where(b_l > 0, b_l, 1.0)  # 0: the row saw no key
+    gl.store(part_lse + o_part, gl.where(b_l > 0, (b_m + gl.log2(b_sum)) * LN2, float("-inf")), mask=m_part)
+    b_o = b_acc * gl.convert_layout(1.0 / b_sum, gl.SliceLayout(1, O_LAYOUT))[:, None]
+    o_part = gl.convert_layout(o_part, gl.SliceLayout(1, O_LAYOUT))
+    m_part = gl.convert_layout(m_part, gl.SliceLayout(1, O_LAYOUT))
+    o_d = gl.arange(0, D, layout=gl.SliceLayout(0, O_LAYOUT))
+    gl.store(part_o + o_part[:, None] * D + o_d[None, :], b_o, mask=m_part[:, None])
+
+
+@gluon.jit
 def consume(
     GROUP: gl.constexpr, q, q_tiles, k_tiles, v_tiles, k_full, k_free, v_full, v_free, part_o, part_lse, row_list, items, item_count,
     sq_t, sq_h, scale,
-    G: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
+    G: gl.constexpr, D: gl.constexpr, HKV: gl.constexpr, BN: gl.constexpr, HB: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
 ):  # fmt: skip
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -125,7 +170,9 @@ def consume(
     turn = 0
     for i_item in range(gl.program_id(0), gl.load(item_count), gl.num_programs(0)):
         item = items + i_item * FIELDS
-        begin, end, stop, row_count = item_end(item, G, ROWS)
+        heads = item_heads(item, HB, SINGLE)
+        tokens = BN // heads  # a tile
+        begin, end, stop, row_count = item_end(item, heads, G, ROWS)
         rows = gl.load(item + 4)
         first = gl.load(item + 6) + GROUP * 64
         head = gl.load(item + 7)
@@ -133,17 +180,20 @@ def consume(
 
         o_r = first + gl.arange(0, 64, layout=gl.SliceLayout(1, Q_LAYOUT))
         o_d = gl.arange(0, D, layout=gl.SliceLayout(0, Q_LAYOUT))
-        m_r = o_r // G < row_count
-        b_row = gl.load(row_list + rows + o_r // G, mask=m_r, other=0).to(gl.int64)  # [64]
-        b_at = b_row * sq_t + (head * G + o_r % G) * sq_h
+        b_head = head + o_r // G % heads
+        m_r = (o_r // (G * heads) < row_count) & (b_head < HKV)
+        b_row = gl.load(row_list + rows + o_r // (G * heads), mask=m_r, other=0).to(gl.int64)  # [64]
+        b_at = b_row * sq_t + (b_head * G + o_r % G) * sq_h
         b_q = gl.load(q + b_at[:, None] + o_d[None, :], mask=m_r[:, None], other=0.0)  # [64, D]
         q_tile.store(b_q)
         fence_async_shared()
         gl.thread_barrier()
 
         o_row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, S_LAYOUT))
-        b_limit = gl.minimum(stop, causal + o_row // G + 1)  # [64]
-        least = gl.minimum(stop, causal + first // G + 1)
+        o_i = o_row // (G * heads)
+        b_mine = o_row // G % heads
+        b_limit = gl.minimum(stop, causal + o_i + 1)  # [64]
+        least = gl.where(heads == 1, gl.minimum(stop, causal + first // G + 1), begin)
         b_m = gl.full([64], float("-inf"), gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
         b_l = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
         b_acc = gl.zeros([64, D], gl.float32, layout=O_LAYOUT)
@@ -155,10 +205,10 @@ def consume(
             b_s = warpgroup_mma(q_tile, k_tiles.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
             b_s = warpgroup_mma_wait(0, deps=[b_s])
             mbarrier.arrive(k_free.index(stage), count=1)
-            b_s = hide(b_s, begin, least, b_limit, BN, S_LAYOUT)
+            b_s = hide(b_s, begin, least, b_limit, b_mine, tokens, BN, S_LAYOUT)
             b_m, b_alpha, b_p, b_l = softmax(b_s, b_m, b_l, scale)
             b_w = gl.convert_layout(b_p.to(q.dtype.element_ty), P_LAYOUT)
-            for start in range(begin + BN, end, BN):
+            for start in range(begin + tokens, end, tokens):
                 old_stage = stage
                 old_phase = phase
                 turn += 1
@@ -170,35 +220,28 @@ def consume(
                 o_going = warpgroup_mma(b_w, v_tiles.index(old_stage), b_acc, is_async=True)
                 b_s = warpgroup_mma_wait(1, deps=[s_going])
                 mbarrier.arrive(k_free.index(stage), count=1)
-                b_s = hide(b_s, start, least, b_limit, BN, S_LAYOUT)
+                b_s = hide(b_s, start, least, b_limit, b_mine, tokens, BN, S_LAYOUT)
                 b_m, b_alpha, b_p, b_l = softmax(b_s, b_m, b_l, scale)
                 b_acc = warpgroup_mma_wait(0, deps=[o_going])
                 mbarrier.arrive(v_free.index(old_stage), count=1)
                 b_acc = b_acc * gl.convert_layout(b_alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
                 b_w = gl.convert_layout(b_p.to(q.dtype.element_ty), P_LAYOUT)
             mbarrier.wait(v_full.index(stage), phase)
-            valid = stop - (end - 1 - (end - 1 - begin) % BN)  # stored tokens of the last tile
-            if valid < BN:
-                clear_tail(v_tiles.index(stage), valid, BN, D)
+            valid = stop - (end - 1 - (end - 1 - begin) % tokens)  # stored tokens of the last tile
+            if valid < tokens:
+                clear_tail(v_tiles.index(stage), valid, tokens, BN, D)
             o_going = warpgroup_mma(b_w, v_tiles.index(stage), b_acc, is_async=True)
             b_acc = warpgroup_mma_wait(0, deps=[o_going])
             mbarrier.arrive(v_free.index(stage), count=1)
             turn += 1
-        b_sum = gl.where(b_l > 0, b_l, 1.0)  # 0: the row saw no key
-        b_lse = gl.where(b_l > 0, (b_m + gl.log2(b_sum)) * LN2, float("-inf"))
-        o_part = gl.load(item + 8).to(gl.int64) + o_row  # [64]: first partial + i * G + g
-        gl.store(part_lse + o_part, b_lse, mask=o_row // G < row_count)
-        b_o = b_acc * gl.convert_layout(1.0 / b_sum, gl.SliceLayout(1, O_LAYOUT))[:, None]
-        o_part = gl.convert_layout(o_part, gl.SliceLayout(1, O_LAYOUT))
-        m_part = gl.convert_layout(o_row // G < row_count, gl.SliceLayout(1, O_LAYOUT))
-        o_d2 = gl.arange(0, D, layout=gl.SliceLayout(0, O_LAYOUT))
-        gl.store(part_o + o_part[:, None] * D + o_d2[None, :], b_o, mask=m_part[:, None])
+        put_partials(item, b_acc, b_m, b_l, part_o, part_lse, GROUP, G, D, HKV, HB, S_LAYOUT, O_LAYOUT)
 
 
 @gluon.jit
 def attend_work_hopper(
-    q, k_desc, v_desc, part_o, part_lse, page_ids, row_list, items, item_count, sq_t, sq_h, scale,
-    G: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, WG: gl.constexpr,
+    q, k_desc, v_desc, k1_desc, v1_desc, part_o, part_lse, page_ids, row_list, items, item_count, sq_t, sq_h, scale,
+    G: gl.constexpr, D: gl.constexpr, HKV: gl.constexpr, BN: gl.constexpr, HB: gl.constexpr, PAGE: gl.constexpr,
+    STAGES: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
     """Persistent: program p takes items p, p + programs, ... ; `scale` includes log2(e). Launch with 4 warps (the first consumer)."""
     ROWS: gl.constexpr = 64 * WG
@@ -223,9 +266,9 @@ def attend_work_hopper(
         gl.warp_specialize(
             [
                 (consume, (0, q, q_tiles, k_tiles, v_tiles, k_full, k_free, v_full, v_free, part_o, part_lse, row_list, items, item_count,
-                           sq_t, sq_h, scale, G, D, BN, STAGES, ROWS)),
-                (produce, (k_desc, v_desc, k_tiles, v_tiles, k_full, k_free, v_full, v_free, page_ids, items, item_count,
-                           G, D, BN, PAGE, STAGES, ROWS)),
+                           sq_t, sq_h, scale, G, D, HKV, BN, HB, STAGES, ROWS)),
+                (produce, (k_desc, v_desc, k1_desc, v1_desc, k_tiles, v_tiles, k_full, k_free, v_full, v_free, page_ids, items, item_count,
+                           G, D, BN, HB, PAGE, STAGES, ROWS)),
             ],
             [1], [24],
         )  # fmt: skip
@@ -233,11 +276,11 @@ def attend_work_hopper(
         gl.warp_specialize(
             [
                 (consume, (0, q, q_tiles, k_tiles, v_tiles, k_full, k_free, v_full, v_free, part_o, part_lse, row_list, items, item_count,
-                           sq_t, sq_h, scale, G, D, BN, STAGES, ROWS)),
+                           sq_t, sq_h, scale, G, D, HKV, BN, HB, STAGES, ROWS)),
                 (consume, (1, q, q_tiles, k_tiles, v_tiles, k_full, k_free, v_full, v_free, part_o, part_lse, row_list, items, item_count,
-                           sq_t, sq_h, scale, G, D, BN, STAGES, ROWS)),
-                (produce, (k_desc, v_desc, k_tiles, v_tiles, k_full, k_free, v_full, v_free, page_ids, items, item_count,
-                           G, D, BN, PAGE, STAGES, ROWS)),
+                           sq_t, sq_h, scale, G, D, HKV, BN, HB, STAGES, ROWS)),
+                (produce, (k_desc, v_desc, k1_desc, v1_desc, k_tiles, v_tiles, k_full, k_free, v_full, v_free, page_ids, items, item_count,
+                           G, D, BN, HB, PAGE, STAGES, ROWS)),
             ],
             [4, 1], [240, 24],
         )  # fmt: skip

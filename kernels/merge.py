@@ -12,8 +12,6 @@ from askmany.kernels.merge_kernels import merge_partials
 from askmany.kernels.plan import WorkPlan
 from askmany.kernels.tables import LEVELS
 
-MERGE_TILE = (2, 16)  # query heads and splits a program reads at once
-
 
 def merge(part_o: Tensor, part_lse: Tensor, plan: WorkPlan, out: Tensor, lse: Tensor | None, overlap: bool) -> None:
     """Fill `out` [T, HQ, D] and, if given, `lse` [T, HQ] from the partials that the work list of `plan` describes.
@@ -22,9 +20,19 @@ def merge(part_o: Tensor, part_lse: Tensor, plan: WorkPlan, out: Tensor, lse: Te
     """
     shape = plan.shape
     options = {"launch_pdl": True} if overlap else {}
-    heads, splits = MERGE_TILE
+    heads, splits = merge_tile(out.shape[0] * shape.q_heads)
     merge_partials[(out.shape[0], -(-shape.q_heads // heads))](
         part_o, part_lse, plan.segments, plan.status, out, part_lse if lse is None else lse, out.stride(0), out.stride(1),
         SEGMENTS=LEVELS + 1, G=shape.group, HQ=shape.q_heads, D=shape.head_dim, BD=triton.next_power_of_2(shape.head_dim),
         BH=heads, BS=splits, LSE=lse is not None, PDL=overlap, num_warps=4, **options,
     )  # fmt: skip
+
+
+def merge_tile(outputs: int) -> tuple[int, int]:
+    """Query heads and splits a program reads at once, for `outputs` rows times heads (measured on an H200).
+
+    Few outputs mean many splits each, and reading them in one go counts; many outputs mean few splits, and fewer programs count.
+    """
+    if outputs <= 448:
+        return 2, 16
+    return (4, 8) if outputs <= 1792 else (4, 4)

@@ -12,7 +12,7 @@ def merge_partials(
     SEGMENTS: tl.constexpr, G: tl.constexpr, HQ: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr,
     LSE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (t, i) merges all partials of row t, BH query heads. A work list that did not fit (`status`) yields NaN, not old numbers."""
+    """Program (t, i) merges all partials of row t, BH query heads. A list that did not fit (`status`) yields NaN, not old numbers."""
     i_row = tl.program_id(0).to(tl.int64)
     o_head = tl.program_id(1) * BH + tl.arange(0, BH)
     o_d = tl.arange(0, BD)

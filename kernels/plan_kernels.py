@@ -56,12 +56,29 @@ def group_rows(
 
 
 @triton.jit
-def best_chunk(o_split, most, b_items, slots, overhead):
-    """The chunk length, in key tiles, with the least makespan: waves of items times (chunk + overhead). `b_items` [C] for `o_split` [C]."""
-    b_chunk = tl.maximum((most + o_split - 1) // o_split, 1)
-    b_cost = ((b_items + slots - 1) // slots) * (b_chunk + overhead)
-    best = tl.argmin(b_cost, 0)
-    return tl.max(tl.where(tl.arange(0, o_split.shape[0]) == best, b_chunk, 0), 0)
+def chunk_choices(o_split, tiles, pinned):
+    """[C] chunk lengths in key tiles that cut a run of `tiles` into about `o_split` [C] parts; a pinned length is the only choice."""
+    b_chunk = tl.maximum((tiles + o_split - 1) // o_split, 1)
+    return tl.where(pinned > 0, pinned, b_chunk)
+
+
+@triton.jit
+def step_cost(b_chunk, b_items, b_chunk1, b_items1, slots, b_merge, b_merge1, OVERHEAD: tl.constexpr):
+    """[C, C1] time of a step in key tiles: waves of shared items, then what single items the last wave cannot take, then the merge."""
+    b_waves = (b_items + slots - 1) // slots  # [C]
+    b_long = (b_chunk + OVERHEAD)[:, None]  # [C, 1]
+    b_short = tl.where(b_items1 > 0, b_chunk1 + OVERHEAD, 0)[None, :]  # [1, C1]
+    b_before = tl.maximum(b_waves - 1, 0)[:, None] * b_long  # when the last wave of shared items starts
+    b_last = tl.where(b_waves > 0, b_chunk + OVERHEAD, 0)[:, None]
+    b_rest = tl.maximum(b_items1[None, :] - (b_waves * slots - b_items)[:, None], 0)  # [C, C1]
+    b_time = b_before + tl.where(b_rest > 0, b_last + (b_rest + slots - 1) // slots * b_short, tl.maximum(b_last, b_short))
+    return b_time.to(tl.float32) + b_merge[:, None] + b_merge1[None, :]
+
+
+@triton.jit
+def pick(b_values, index):
+    """Element `index` of a vector."""
+    return tl.sum(tl.where(tl.arange(0, b_values.shape[0]) == index, b_values, 0), 0)
 
 
 @triton.jit
@@ -72,7 +89,7 @@ def size_work(
     token_bytes, threshold, slots, shared_chunk, single_chunk, item_capacity, partial_capacity,
     N: tl.constexpr, BNODE: tl.constexpr, R: tl.constexpr, BR: tl.constexpr, LEVELS: tl.constexpr,
     HKV: tl.constexpr, G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HB: tl.constexpr, BM1: tl.constexpr, TN1: tl.constexpr, C: tl.constexpr, OVERHEAD: tl.constexpr,
+    HB: tl.constexpr, BM1: tl.constexpr, TN1: tl.constexpr, C: tl.constexpr, C1: tl.constexpr, OVERHEAD: tl.constexpr,
 ):  # fmt: skip
     """One program: chunk lengths, then item and partial offsets by prefix sums. `node_plan` [N, 4] and `segment_plan` [R, LEVELS + 1, 4]
     hold (splits, chunk in tokens, first item, first partial); 0 splits: no items. A chunk argument above 0 pins it (tokens)."""
@@ -84,68 +101,68 @@ def size_work(
     b_shared = worth_sharing(b_streams, b_length, token_bytes, threshold)
     b_tiles = tl.where(b_shared, (b_length + BN - 1) // BN, 0)
     b_pairs = HKV * ((b_rows * G + BM - 1) // BM)
-    o_index = tl.arange(0, C)
-    if shared_chunk > 0:
-        chunk = shared_chunk // BN
-    else:
-        most = tl.max(b_tiles, 0)
-        o_split = o_index + 1
-        b_try = tl.maximum((most + o_split - 1) // o_split, 1)  # [C]
-        b_items = tl.sum(b_pairs[None, :] * ((b_tiles[None, :] + b_try[:, None] - 1) // b_try[:, None]), 1)
-        chunk = best_chunk(o_split, most, b_items, slots, OVERHEAD)
-    b_splits = (b_tiles + chunk - 1) // chunk
-    if shared_chunk <= 0:  # even the chunks of a node out
-        b_even = (b_tiles + tl.maximum(b_splits, 1) - 1) // tl.maximum(b_splits, 1)
-        b_splits = (b_tiles + tl.maximum(b_even, 1) - 1) // tl.maximum(b_even, 1)
-        b_chunk = b_even * BN
-    else:
-        b_chunk = tl.zeros([BNODE], dtype=tl.int32) + chunk * BN
-    b_items = b_pairs * b_splits
-    b_partials = HKV * b_splits.to(tl.int64) * b_rows * G
-    items = tl.sum(b_items, 0)
-    partials = tl.sum(b_partials, 0)
-    tl.store(node_plan + o_node * 4, b_splits, mask=m_node)
-    tl.store(node_plan + o_node * 4 + 1, b_chunk, mask=m_node)
-    tl.store(node_plan + o_node * 4 + 2, tl.cumsum(b_items, 0) - b_items, mask=m_node)
-    tl.store(node_plan + o_node * 4 + 3, (tl.cumsum(b_partials, 0) - b_partials).to(tl.int32), mask=m_node)
+    most = tl.max(b_tiles, 0)
+    b_try = chunk_choices(tl.arange(0, C) + 1, most, shared_chunk // BN)  # [C]
+    b_items = tl.sum(b_pairs[None, :] * ((b_tiles[None, :] + b_try[:, None] - 1) // b_try[:, None]), 1)
 
     o_stream = tl.arange(0, BR)
     m_stream = o_stream < R
     b_count = tl.load(stream_row_count + o_stream, mask=m_stream, other=0)  # [BR]
     b_groups = ((HKV + HB - 1) // HB) * ((b_count * HB * G + BM1 - 1) // BM1)
-    if single_chunk > 0:
-        chunk1 = single_chunk // TN1
-    else:
-        o_split = tl.maximum(((2 + (o_index & 1)) << (o_index >> 1)) >> 1, 1)  # 1 1 2 3 4 6 8 12 ...
-        most = 0
-        for level in tl.static_range(LEVELS + 1):
-            b_run = segment_length(
-                level, o_stream, m_stream, b_count, node_streams, node_length, stream_path, stream_length, token_bytes, threshold, LEVELS
-            )
-            most = tl.maximum(most, tl.max((b_run + TN1 - 1) // TN1, 0))
-        b_try = tl.maximum((most + o_split - 1) // o_split, 1)
-        b_sum = tl.zeros([C], dtype=tl.int32)
-        for level in tl.static_range(LEVELS + 1):
-            b_run = segment_length(
-                level, o_stream, m_stream, b_count, node_streams, node_length, stream_path, stream_length, token_bytes, threshold, LEVELS
-            )
-            b_tiles1 = (b_run + TN1 - 1) // TN1
-            if tl.max(b_tiles1, 0) > 0:
-                b_sum += tl.sum(b_groups[None, :] * ((b_tiles1[None, :] + b_try[:, None] - 1) // b_try[:, None]), 1)
-        chunk1 = best_chunk(o_split, most, b_sum, slots, OVERHEAD)
+    most1 = 0
+    for level in tl.static_range(LEVELS + 1):
+        b_run = segment_length(
+            level, o_stream, m_stream, b_count, node_streams, node_length, stream_path, stream_length, token_bytes, threshold, LEVELS
+        )
+        most1 = tl.maximum(most1, tl.max((b_run + TN1 - 1) // TN1, 0))
+    o_index = tl.arange(0, C1)
+    o_split1 = tl.maximum(((2 + (o_index & 1)) << (o_index >> 1)) >> 1, 1)  # 1 1 2 3 4 6 8 12 ...
+    b_try1 = chunk_choices(o_split1, most1, single_chunk // TN1)  # [C1]
+    b_items1 = tl.zeros([C1], dtype=tl.int32)
+    for level in tl.static_range(LEVELS + 1):
+        b_run = segment_length(
+            level, o_stream, m_stream, b_count, node_streams, node_length, stream_path, stream_length, token_bytes, threshold, LEVELS
+        )
+        b_tiles1 = (b_run + TN1 - 1) // TN1
+        if tl.max(b_tiles1, 0) > 0:
+            b_items1 += tl.sum(b_groups[None, :] * ((b_tiles1[None, :] + b_try1[:, None] - 1) // b_try1[:, None]), 1)
+
+    outputs = (tl.sum(b_count, 0) * HKV * G).to(tl.float32)
+    split_cost = 0.15 + 2 * outputs / (BN * slots).to(tl.float32)  # key tiles a split adds to the merge: latency, then bandwidth
+    b_merge = ((most + b_try - 1) // b_try).to(tl.float32) * split_cost
+    b_merge1 = ((most1 + b_try1 - 1) // b_try1).to(tl.float32) * split_cost
+    b_cost = step_cost(b_try, b_items, b_try1, b_items1, slots, b_merge, b_merge1, OVERHEAD)  # [C, C1]
+    choice = tl.argmin(tl.min(b_cost, 1), 0)
+    chunk = pick(b_try, choice)
+    b_row = tl.sum(tl.where((tl.arange(0, C) == choice)[:, None], b_cost, 0.0), 0)  # [C1]
+    chunk1 = pick(b_try1, tl.argmin(b_row, 0))
+
+    b_splits = (b_tiles + chunk - 1) // chunk
+    b_chunk = tl.zeros([BNODE], dtype=tl.int32) + chunk
+    if shared_chunk <= 0:  # even the chunks of a node out
+        b_chunk = tl.maximum((b_tiles + tl.maximum(b_splits, 1) - 1) // tl.maximum(b_splits, 1), 1)
+        b_splits = (b_tiles + b_chunk - 1) // b_chunk
+    b_node_items = b_pairs * b_splits
+    b_partials = HKV * b_splits.to(tl.int64) * b_rows * G
+    items = tl.sum(b_node_items, 0)
+    partials = tl.sum(b_partials, 0)
+    tl.store(node_plan + o_node * 4, b_splits, mask=m_node)
+    tl.store(node_plan + o_node * 4 + 1, b_chunk * BN, mask=m_node)
+    tl.store(node_plan + o_node * 4 + 2, tl.cumsum(b_node_items, 0) - b_node_items, mask=m_node)
+    tl.store(node_plan + o_node * 4 + 3, (tl.cumsum(b_partials, 0) - b_partials).to(tl.int32), mask=m_node)
     for level in tl.static_range(LEVELS + 1):
         b_run = segment_length(
             level, o_stream, m_stream, b_count, node_streams, node_length, stream_path, stream_length, token_bytes, threshold, LEVELS
         )
         b_splits1 = ((b_run + TN1 - 1) // TN1 + chunk1 - 1) // chunk1
-        b_items1 = b_groups * b_splits1
+        b_level_items = b_groups * b_splits1
         b_partials1 = HKV * b_splits1.to(tl.int64) * b_count * G
         o_plan = (o_stream * (LEVELS + 1) + level) * 4
         tl.store(segment_plan + o_plan, b_splits1, mask=m_stream)
         tl.store(segment_plan + o_plan + 1, chunk1 * TN1, mask=m_stream)
-        tl.store(segment_plan + o_plan + 2, items + tl.cumsum(b_items1, 0) - b_items1, mask=m_stream)
+        tl.store(segment_plan + o_plan + 2, items + tl.cumsum(b_level_items, 0) - b_level_items, mask=m_stream)
         tl.store(segment_plan + o_plan + 3, (partials + tl.cumsum(b_partials1, 0) - b_partials1).to(tl.int32), mask=m_stream)
-        items += tl.sum(b_items1, 0)
+        items += tl.sum(b_level_items, 0)
         partials += tl.sum(b_partials1, 0)
 
     code = tl.where(items > item_capacity, TOO_MANY_ITEMS, 0) | tl.where(partials > partial_capacity, TOO_MANY_PARTIALS, 0)
