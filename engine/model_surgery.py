@@ -23,12 +23,15 @@ ROWS = 32
 
 
 def lay_out_weights(model: nn.Module) -> None:
-    """Store every linear layer's weight [out, in] column by column, in place."""
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    """Store every linear layer's weight [out, in] column by column, in place.
+
+    The other weights are copied too, so that a weight file that was mapped into memory is let go and does not stay there a second time.
+    """
     holders = Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
-    for layer in layers:
-        if holders[id(layer.weight)] == 1:
-            layer.weight.data = layer.weight.data.t().contiguous().t()
+    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    for parameter in model.parameters():
+        alone = id(parameter) in linear and holders[id(parameter)] == 1
+        parameter.data = parameter.data.t().contiguous().t() if alone else parameter.data.clone()
 
 
 class RowBlocks(nn.Module):
