@@ -8,7 +8,7 @@ config and its layers ask for, and by comparing a short prompt's logits with Tra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from askmany.kernels.passes import AttentionPlan, Run, as_run, plan_masked, plan
 from askmany.kernels.torch_attention import planned_attention
 
 ATTENTION = "askmany"
-UNSUPPORTED = ("softcap", "s_aux", "position_bias", "sliding_window", "chunk_size", "attention_chunk_size")
+UNSUPPORTED = ("softcap", "s_aux", "position_bias", "chunk_size", "attention_chunk_size")
 PROBE_TOKENS = 12
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}  # of the logits' norm; a wrong attention is off by O(1)
 
@@ -49,10 +49,17 @@ class StepAttention:
 
 @dataclass(slots=True)
 class _Recorder:
-    """Stands in for `StepAttention` in the first probe: notes what the layers ask for."""
+    """Stands in for `StepAttention` in the first probe: notes what the layers ask for. A window as wide as the context is none."""
 
-    shapes: dict[int, tuple[int, ...]]
-    asked: set[str]
+    context_tokens: int
+    shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
+
+    def note(self, arguments: dict[str, Any]) -> None:
+        self.asked.update(name for name in UNSUPPORTED if arguments.get(name) is not None)
+        window = arguments.get("sliding_window")
+        if window is not None and window < self.context_tokens:
+            self.asked.add(f"a sliding window of {window} tokens (the context is {self.context_tokens})")
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         if k.shape != v.shape:
@@ -74,7 +81,7 @@ def _attention_hook(
     """Transformers' attention signature: `query` [1, HQ, T, D], `key`, `value` [1, HKV, T, D]; returns [1, T, HQ, D]."""
     assert askmany is not None, "the model was called without askmany's step"
     if isinstance(askmany, _Recorder):
-        askmany.asked.update(name for name in UNSUPPORTED if kwargs.get(name) is not None)
+        askmany.note(kwargs)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
     layer: int = module.layer_idx  # type: ignore[assignment]
@@ -107,10 +114,14 @@ class TransformersModel:
         """Load a folder of config and safetensors weights. `dtype` None keeps the checkpoint's. Raises ConfigError in one line."""
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto", local_files_only=True)
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError(f"model {folder} cannot be loaded: {reason[:300]}") from error
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype or "auto", local_files_only=True, output_loading_info=True
+            )
+        except Exception as error:  # files of strangers, read by several libraries: any error means that they cannot be loaded
+            raise ConfigError(f"model {folder} cannot be loaded: {_one_line(error)}") from error
+        absent = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+        if absent:
+            raise ConfigError(f"model {folder}: {len(absent)} weights are missing from its files or of another shape, first {absent[0]}")
         model.to(device)  # type: ignore[arg-type]
         return cls(model, deterministic)
 
@@ -151,15 +162,15 @@ class TransformersModel:
             logits: Tensor = self._model(input_ids=self._probe_ids()[None].to(self.device), use_cache=False).logits
             return logits[0]
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
-            raise ConfigError(f"model {self.name} cannot be run as a plain decoder: {' '.join(str(error).split())[:300]}") from error
+            raise ConfigError(f"model {self.name} cannot be run as a plain decoder: {_one_line(error)}") from error
 
     def _probe_shape(self) -> KVShape:
-        recorder = _Recorder({}, set())
+        recorder = _Recorder(self.context_tokens)
         rows = torch.arange(PROBE_TOKENS)
         try:
             self._run(self._probe_ids(), rows, rows[-1:], recorder)
         except (ValueError, KeyError, TypeError, RuntimeError, AssertionError, AttributeError) as error:
-            raise self._refusal(f"its attention does not go through Transformers' attention interface ({error})") from error
+            raise self._refusal(f"its attention does not go through Transformers' attention interface ({_one_line(error)})") from error
         layers = int(self._model.config.get_text_config().num_hidden_layers)
         if recorder.asked:
             raise self._refusal(f"its attention asks for {', '.join(sorted(recorder.asked))}")
@@ -170,12 +181,25 @@ class TransformersModel:
 
     def _check_logits(self, expected: Tensor) -> None:
         """Our logits of the probe prompt must be the ones of Transformers' own attention."""
-        rows = torch.arange(PROBE_TOKENS)
-        batch = StepBatch(self._probe_ids(), rows, rows, SplitBatch((), (PrivateItem(0, PROBE_TOKENS, rows),)), rows, ())
-        logits = self.forward(batch, KVPool(self.kv_shape, PROBE_TOKENS, self.device))
+        logits = self._probe_logits(1)
         error = float((logits - expected).float().norm() / expected.float().norm())
         if not error <= TOLERANCE.get(self.kv_shape.dtype, 1e-3):
             raise self._refusal(f"its logits are off by {error:.2g} (relative) from its own attention's")
+        if self._row_block and not torch.equal(logits, self._probe_logits(3)):
+            raise self._refusal("deterministic mode does not make its logits independent of the rows around them")
+
+    def _probe_logits(self, copies: int) -> Tensor:
+        """Our logits [PROBE_TOKENS, V] of the probe prompt, the last of `copies` prompts in one step."""
+        count = copies * PROBE_TOKENS
+        ids, positions = self._probe_ids().repeat(copies), torch.arange(PROBE_TOKENS).repeat(copies)
+        slots = torch.arange(count)
+        items = tuple(PrivateItem(start, PROBE_TOKENS, slots[start : start + PROBE_TOKENS]) for start in range(0, count, PROBE_TOKENS))
+        batch = StepBatch(ids, positions, slots, SplitBatch((), items), slots[-PROBE_TOKENS:], ())
+        return self.forward(batch, KVPool(self.kv_shape, count, self.device))
 
     def _refusal(self, reason: str) -> ConfigError:
         return ConfigError(f"model {self.name} ({self._model.config.model_type}) is not supported: {reason}")
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -6,8 +6,8 @@ Three ways to the same greedy answers, paired in one run, the document's prefill
 (a) `transformers.generate` for each question, on the document's KV cache, which is cropped (or copied, whichever is faster) in between;
 (b) this engine, one question at a time (`streams: 1`); (c) this engine, all questions together.
 No token ends an answer, so all make the same number of tokens. Answers are compared before a time is printed; one that differs is listed
-with the gap of the two largest logits where it parts, and the run fails unless that is a near-tie. Then peak memory over that after loading,
-for 1, 8 and all questions in flight, each in a process of its own. The last line is one JSON object.
+with the gap of the two largest logits where it parts, and the run fails unless that is a near-tie. Then peak memory over that after
+loading, for 1, 8 and all questions in flight, each in a process of its own. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def make_work(tokenizer: TextTokenizer, document_tokens: int, questions: int, ne
     text, entry = "", 0
     while len(ids := tokenizer.encode(text).ids) < document_tokens:
         thing, entry = SUBJECTS[entry % len(SUBJECTS)], entry + 1
-        text += f"Entry {entry}. The {thing} of {1700 + 7 * entry % 211} was paid with {entry * 37 % 90 + 10} crowns by house {entry * 5 % 23}. "
+        year, crowns, house = 1700 + 7 * entry % 211, entry * 37 % 90 + 10, entry * 5 % 23
+        text += f"Entry {entry}. The {thing} of {year} was paid with {crowns} crowns by house {house}. "
     asked = (f"\n\nQuestion: what does entry {i + 1} say about the {SUBJECTS[i % len(SUBJECTS)]}?\nAnswer:" for i in range(questions))
     return Work(tokenizer.with_front(ids)[:document_tokens], tuple(tuple(tokenizer.encode(text).ids) for text in asked), new_tokens)
 
