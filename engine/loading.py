@@ -26,7 +26,7 @@ def load_executor(model: ResolvedModel, config: EngineConfig, context_tokens: in
     device = torch.device(_device(config))
     dtype = _dtype(model, config, device)
     memory.check_weights(model.name, _weight_bytes(model, dtype), device, memory.free_bytes(device))
-    loaded = TransformersModel.load(model.folder, device, getattr(torch, dtype), config.deterministic)
+    loaded = TransformersModel.load(model.folder, device, getattr(torch, dtype), config.deterministic, context_tokens)
     need = memory.PoolNeed(
         model=model.name,
         token_bytes=loaded.kv_shape.token_bytes,

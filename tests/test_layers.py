@@ -26,10 +26,12 @@ DEVICE_HALF = {
     "memory",
     "model_sglang",
     "model_transformers",
+    "model_probe",
     "model_surgery",
     "sampler",
     "scoring",
     "sglang_compat",
+    "step_attention",
 }
 # Who may import a foreign package, as patterns of paths. A package that is not named here is free, but for the rules below.
 ALLOWED = {
