@@ -64,7 +64,7 @@ class TransformersModel:
         with torch.inference_mode():
             expected = self._own_logits()
             self._model.set_attn_implementation(ATTENTION)
-            self.kv_shape = self._probed_shape(context_tokens or getattr(self._config, "max_position_embeddings", sys.maxsize))
+            self.kv_shape = self._probed_shape(context_tokens or int(getattr(self._config, "max_position_embeddings", sys.maxsize)))
             if self.device.type == "cpu":
                 lay_out_weights(self._model)
             if deterministic:
