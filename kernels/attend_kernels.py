@@ -49,12 +49,27 @@ def product(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def softmax_step(b_s, b_v, b_m, b_l, b_acc, GUARD: tl.constexpr, PRECISION: tl.constexpr):
-    """Fold scores [BM, BN] (base 2, hidden ones -inf) and values [BN, BD] into the running maximum, sum and output."""
+def raw_scores(b_q, b_k, PRECISION: tl.constexpr):
+    """b_q [BM, BD] times b_k [BN, BD], unscaled. fp32 sums the head dim in parts of 32 first: a chain of BD additions rounds as often as it
+    is long, and at scores of 80 that is an error of their exponential."""
+    if PRECISION == "ieee" and b_q.shape[1] > 32:
+        PARTS: tl.constexpr = b_q.shape[1] // 32
+        b_q = tl.permute(tl.reshape(b_q, [b_q.shape[0], PARTS, 32]), (1, 0, 2))
+        b_k = tl.permute(tl.reshape(b_k, [b_k.shape[0], PARTS, 32]), (1, 2, 0))
+        b_s = tl.sum(tl.dot(b_q, b_k, input_precision="ieee"), 0)
+    else:
+        b_s = product(b_q, tl.trans(b_k), PRECISION)
+    return b_s
+
+
+@triton.jit
+def softmax_step(b_s, b_v, b_m, b_l, b_acc, scale, GUARD: tl.constexpr, PRECISION: tl.constexpr):
+    """Fold raw scores [BM, BN] (hidden ones -inf) and values [BN, BD] into the running raw maximum, sum and output. The scale meets
+    differences alone: rounded products near 80 would spoil the largest weights."""
     b_new = tl.maximum(b_m, tl.max(b_s, 1))  # [BM]
     b_safe = tl.where(b_new == float("-inf"), 0.0, b_new) if GUARD else b_new
-    b_p = tl.math.exp2(b_s - b_safe[:, None])  # [BM, BN]
-    b_alpha = tl.math.exp2(b_m - b_safe)
+    b_p = tl.math.exp2((b_s - b_safe[:, None]) * scale)  # [BM, BN]
+    b_alpha = tl.math.exp2((b_m - b_safe) * scale)
     b_l = b_l * b_alpha + tl.sum(b_p, 1)
     b_acc = b_acc * b_alpha[:, None] + product(b_p.to(b_v.dtype), b_v, PRECISION)  # [BM, BD]
     return b_new, b_l, b_acc
@@ -63,13 +78,13 @@ def softmax_step(b_s, b_v, b_m, b_l, b_acc, GUARD: tl.constexpr, PRECISION: tl.c
 @triton.jit
 def softmax_pair(b_q, b_m, b_l, b_acc, b_k, b_k2, b_v, b_v2, scale, PRECISION: tl.constexpr):
     """`softmax_step` for two tiles at once, all visible: one maximum and one rescaling for both."""
-    b_s = product(b_q, tl.trans(b_k), PRECISION) * scale  # [BM, BN / 2]
-    b_s2 = product(b_q, tl.trans(b_k2), PRECISION) * scale
+    b_s = product(b_q, tl.trans(b_k), PRECISION)  # [BM, BN / 2]
+    b_s2 = product(b_q, tl.trans(b_k2), PRECISION)
     b_new = tl.maximum(b_m, tl.maximum(tl.max(b_s, 1), tl.max(b_s2, 1)))  # [BM]
-    b_alpha = tl.math.exp2(b_m - b_new)
-    b_p = tl.math.exp2(b_s - b_new[:, None])
+    b_alpha = tl.math.exp2((b_m - b_new) * scale)
+    b_p = tl.math.exp2((b_s - b_new[:, None]) * scale)
     b_acc = b_acc * b_alpha[:, None] + product(b_p.to(b_v.dtype), b_v, PRECISION)  # [BM, BD]
-    b_p2 = tl.math.exp2(b_s2 - b_new[:, None])
+    b_p2 = tl.math.exp2((b_s2 - b_new[:, None]) * scale)
     b_acc = b_acc + product(b_p2.to(b_v.dtype), b_v2, PRECISION)
     b_l = b_l * b_alpha + tl.sum(b_p, 1) + tl.sum(b_p2, 1)
     return b_new, b_l, b_acc
@@ -103,10 +118,10 @@ def whole_tiles(
                 b_head = head + o_key % HB
                 b_k = load_rows(k_cache, b_slot * sk_s + b_head * sk_h, b_head < HKV, D, BD, HKV % HB != 0)  # [BN, BD]
                 b_v = load_rows(v_cache, b_slot * sv_s + b_head * sv_h, b_head < HKV, D, BD, HKV % HB != 0)  # [BN, BD]
-            b_s = product(b_q, tl.trans(b_k), PRECISION) * scale  # [BM, BN]
+            b_s = raw_scores(b_q, b_k, PRECISION)  # [BM, BN]
             if HB > 1:
                 b_s = tl.where(b_mine[:, None] == (o_key % HB)[None, :], b_s, float("-inf"))
-            b_m, b_l, b_acc = softmax_step(b_s, b_v, b_m, b_l, b_acc, False, PRECISION)
+            b_m, b_l, b_acc = softmax_step(b_s, b_v, b_m, b_l, b_acc, scale, False, PRECISION)
     return b_m, b_l, b_acc
 
 
@@ -125,10 +140,10 @@ def edge_tiles(
         b_slot = tile_slots(page_ids, table, o_token, o_token < end, PAGE, True)  # [BN]
         b_k = load_rows(k_cache, b_slot * sk_s + b_head * sk_h, m_key, D, BD, True)  # [BN, BD]
         b_v = load_rows(v_cache, b_slot * sv_s + b_head * sv_h, m_key, D, BD, True)  # [BN, BD]
-        b_s = product(b_q, tl.trans(b_k), PRECISION) * scale  # [BM, BN]
+        b_s = raw_scores(b_q, b_k, PRECISION)  # [BM, BN]
         m_seen = (o_token[None, :] < b_limit[:, None]) & (b_mine[:, None] == (o_key % HB)[None, :])
         b_s = tl.where(m_seen, b_s, float("-inf"))
-        b_m, b_l, b_acc = softmax_step(b_s, b_v, b_m, b_l, b_acc, True, PRECISION)
+        b_m, b_l, b_acc = softmax_step(b_s, b_v, b_m, b_l, b_acc, scale, True, PRECISION)
     return b_m, b_l, b_acc
 
 
@@ -175,7 +190,7 @@ def attend_item(
         HKV, D, BD, BN, HB, PAGE, PRECISION,
     )  # fmt: skip
     b_sum = tl.where(b_l > 0, b_l, 1.0)  # 0: the row saw no key
-    b_lse = tl.where(b_l > 0, (b_m + tl.math.log2(b_sum)) * LN2, float("-inf"))
+    b_lse = tl.where(b_l > 0, (b_m * scale + tl.math.log2(b_sum)) * LN2, float("-inf"))
     b_o = b_acc / b_sum[:, None]
     o_part = tl.load(item + 8).to(tl.int64) + b_mine.to(tl.int64) * tl.load(item + 9) + o_i * G + b_g  # [BM]
     tl.store(part_lse + o_part, b_lse, mask=m_row)
