@@ -20,7 +20,7 @@ GREEDY = Sampling(1)
 
 
 def cut(logits: list[float], sampling: Sampling) -> list[float]:
-    """The distribution a row is drawn from, by the definitions: temperature, then the k largest, then the nucleus; equals are kept together."""
+    """The distribution a row is drawn from, by the definitions: temperature, the k largest, the nucleus; equals stay together."""
     weights = [math.exp((x - max(logits)) / sampling.temperature) for x in logits]
     if sampling.top_k:
         least = sorted(weights, reverse=True)[min(sampling.top_k, len(weights)) - 1]

@@ -1,0 +1,64 @@
+"""From a model folder to an engine: what `auto` becomes, what is refused before or after loading, and an answer at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from askmany.engine import memory
+from askmany.engine.build import build_engine
+from askmany.engine.config import EngineConfig
+from askmany.engine.errors import ConfigError
+from askmany.engine.loading import load_executor
+from askmany.engine.models import ResolvedModel, resolve_model
+from askmany.engine.request import Document, Question, Sampling
+from tests.helpers.hand_models import word_level, write_folder
+from tests.helpers.tiny_models import tiny_model
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> ResolvedModel:
+    tiny_model("qwen3").save_pretrained(write_folder(tmp_path / "tiny", word_level()))
+    return resolve_model(str(tmp_path / "tiny"))
+
+
+def test_an_engine_from_a_folder_answers(tiny: ResolvedModel) -> None:
+    engine = build_engine(tiny, EngineConfig(device="cpu", kv_tokens=512))
+    engine.submit(Document("d", ((1, 2, 3),), (Question("q", (4, 5), Sampling(4)),)))
+    (result,) = engine.drain()
+    assert len(result.answer_token_ids) <= 4
+    assert isinstance(result.text, str)
+    assert engine.metrics.kv_bytes_read > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a CUDA device")
+def test_auto_on_a_machine_without_a_gpu(tiny: ResolvedModel) -> None:
+    executor, config = load_executor(tiny, EngineConfig(), tiny.context_tokens)
+    assert (config.device, config.dtype, config.kv_tokens) == ("cpu", "float32", memory.USEFUL_TOKENS)
+    assert executor.pool.slots == memory.USEFUL_TOKENS
+    assert executor.pool.shape.head_dim == 20
+    with pytest.raises(ConfigError, match=r"engine\.device cuda: PyTorch sees no CUDA device"):
+        load_executor(tiny, EngineConfig(device="cuda"), 100)
+
+
+def test_what_the_user_set_stays(tiny: ResolvedModel) -> None:
+    executor, config = load_executor(tiny, EngineConfig(device="cpu", dtype="bfloat16", kv_tokens=100, page_size=8), tiny.context_tokens)
+    assert (config.dtype, config.kv_tokens, executor.pool.slots) == ("bfloat16", 100, 96)
+    assert executor.pool.k[0].dtype == torch.bfloat16
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(tiny: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight_bytes = (tiny.folder / "model.safetensors").stat().st_size
+    monkeypatch.setattr(memory, "free_bytes", lambda device: weight_bytes - 1)
+    with pytest.raises(ConfigError, match="its weights take"):
+        load_executor(tiny, EngineConfig(device="cpu"), 100)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: weight_bytes // 2 + 1)
+    with pytest.raises(ConfigError, match="KV for a context of 100 tokens"):
+        load_executor(tiny, EngineConfig(device="cpu", dtype="bfloat16"), 100)
+
+
+def test_a_pool_that_does_not_fit_is_refused(tiny: ResolvedModel) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.kv_tokens 1000000000000"):
+        load_executor(tiny, EngineConfig(device="cpu", kv_tokens=10**12), 100)
