@@ -17,10 +17,12 @@ CONFIGS = {
 }
 
 
-def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
+def tiny_model(name: str, seed: int = 0, vocabulary: int = VOCABULARY) -> PreTrainedModel:
     """Random weights, wide enough that logits differ by O(1) between tokens."""
     torch.manual_seed(seed)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name]), attn_implementation="eager")
+    config = copy.deepcopy(CONFIGS[name])
+    config.vocab_size = vocabulary
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     for parameter in model.parameters():
         parameter.data.normal_(std=0.2) if parameter.ndim > 1 else parameter.data.add_(torch.randn_like(parameter) * 0.1)
     return model.eval()
