@@ -157,6 +157,94 @@ def put_partials(
 
 
 @gluon.jit
+def load_queries(
+    item, q, q_tile, row_list, first, heads, row_count, sq_t, sq_h,
+    G: gl.constexpr, D: gl.constexpr, HKV: gl.constexpr,
+):  # fmt: skip
+    """Bring the group's 64 queries to shared memory: row (i * heads + hb) * G + g is query head g of the item's KV head hb, row i."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D if D < 256 else 1, D // 8 if D < 256 else 32], [4, 1], [1, 0])
+    o_r = first + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    o_d = gl.arange(0, D, layout=gl.SliceLayout(0, layout))
+    b_head = gl.load(item + 7) + o_r // G % heads
+    m_r = (o_r // (G * heads) < row_count) & (b_head < HKV)
+    b_row = gl.load(row_list + gl.load(item + 4) + o_r // (G * heads), mask=m_r, other=0).to(gl.int64)  # [64]
+    b_at = b_row * sq_t + (b_head * G + o_r % G) * sq_h
+    q_tile.store(gl.load(q + b_at[:, None] + o_d[None, :], mask=m_r[:, None], other=0.0))  # [64, D]
+    fence_async_shared()
+    gl.thread_barrier()
+
+
+@gluon.jit
+def attend_tiles(
+    item, q_tile, k_tiles, v_tiles, k_full, k_free, v_full, v_free, turn, begin, end, stop, first, heads, scale,
+    G: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """The group's output [64, D], not yet normalised, maximum and sum [64] over the item's keys. `turn` counts tiles since the start."""
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+    causal = gl.load(item + 10)
+    tokens = BN // heads  # a tile
+    o_row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, S_LAYOUT))
+    b_mine = o_row // G % heads
+    b_limit = gl.minimum(stop, causal + o_row // (G * heads) + 1)  # [64]
+    least = gl.where(heads == 1, gl.minimum(stop, causal + first // G + 1), begin)
+    b_m = gl.full([64], float("-inf"), gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
+    b_l = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
+    b_acc = gl.zeros([64, D], gl.float32, layout=O_LAYOUT)
+    zeros = gl.zeros([64, BN], gl.float32, layout=S_LAYOUT)
+    if end > begin:
+        stage = turn % STAGES
+        phase = (turn // STAGES) & 1
+        mbarrier.wait(k_full.index(stage), phase)
+        b_s = warpgroup_mma(q_tile, k_tiles.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        b_s = warpgroup_mma_wait(0, deps=[b_s])
+        mbarrier.arrive(k_free.index(stage), count=1)
+        b_s = hide(b_s, begin, least, b_limit, b_mine, tokens, BN, S_LAYOUT)
+        b_m, b_alpha, b_p, b_l = softmax(b_s, b_m, b_l, scale)
+        b_w = gl.convert_layout(b_p.to(q_tile.dtype), P_LAYOUT)
+        for start in range(begin + tokens, end, tokens):
+            old_stage = stage
+            old_phase = phase
+            turn += 1
+            stage = turn % STAGES
+            phase = (turn // STAGES) & 1
+            mbarrier.wait(k_full.index(stage), phase)
+            s_going = warpgroup_mma(q_tile, k_tiles.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+            mbarrier.wait(v_full.index(old_stage), old_phase)
+            o_going = warpgroup_mma(b_w, v_tiles.index(old_stage), b_acc, is_async=True)
+            b_s = warpgroup_mma_wait(1, deps=[s_going])
+            mbarrier.arrive(k_free.index(stage), count=1)
+            b_s = hide(b_s, start, least, b_limit, b_mine, tokens, BN, S_LAYOUT)
+            b_m, b_alpha, b_p, b_l = softmax(b_s, b_m, b_l, scale)
+            b_acc = warpgroup_mma_wait(0, deps=[o_going])
+            mbarrier.arrive(v_free.index(old_stage), count=1)
+            b_acc = b_acc * gl.convert_layout(b_alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
+            b_w = gl.convert_layout(b_p.to(q_tile.dtype), P_LAYOUT)
+        mbarrier.wait(v_full.index(stage), phase)
+        valid = stop - (end - 1 - (end - 1 - begin) % tokens)  # stored tokens of the last tile
+        if valid < tokens:
+            clear_tail(v_tiles.index(stage), valid, tokens, BN, D)
+        o_going = warpgroup_mma(b_w, v_tiles.index(stage), b_acc, is_async=True)
+        b_acc = warpgroup_mma_wait(0, deps=[o_going])
+        mbarrier.arrive(v_free.index(stage), count=1)
+        turn += 1
+    return b_acc, b_m, b_l, turn
+
+
+@gluon.jit
+def skip_tiles(k_full, k_free, v_full, v_free, turn, begin, end, tokens, STAGES: gl.constexpr):
+    """A group without rows in the item only hands its tiles back."""
+    for _ in range(begin, end, tokens):
+        stage = turn % STAGES
+        phase = (turn // STAGES) & 1
+        mbarrier.wait(k_full.index(stage), phase)
+        mbarrier.arrive(k_free.index(stage), count=1)
+        mbarrier.wait(v_full.index(stage), phase)
+        mbarrier.arrive(v_free.index(stage), count=1)
+        turn += 1
+    return turn
+
+
+@gluon.jit
 def consume(
     GROUP: gl.constexpr, q, q_tiles, k_tiles, v_tiles, k_full, k_free, v_full, v_free, part_o, part_lse, row_list, items, item_count,
     sq_t, sq_h, scale,
@@ -164,77 +252,21 @@ def consume(
 ):  # fmt: skip
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
-    Q_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D if D < 256 else 1, D // 8 if D < 256 else 32], [4, 1], [1, 0])
-    q_tile = q_tiles.index(GROUP)
     turn = 0
     for i_item in range(gl.program_id(0), gl.load(item_count), gl.num_programs(0)):
         item = items + i_item * FIELDS
         heads = item_heads(item, HB, SINGLE)
-        tokens = BN // heads  # a tile
         begin, end, stop, row_count = item_end(item, heads, G, ROWS)
-        rows = gl.load(item + 4)
         first = gl.load(item + 6) + GROUP * 64
-        head = gl.load(item + 7)
-        causal = gl.load(item + 10)
-
-        o_r = first + gl.arange(0, 64, layout=gl.SliceLayout(1, Q_LAYOUT))
-        o_d = gl.arange(0, D, layout=gl.SliceLayout(0, Q_LAYOUT))
-        b_head = head + o_r // G % heads
-        m_r = (o_r // (G * heads) < row_count) & (b_head < HKV)
-        b_row = gl.load(row_list + rows + o_r // (G * heads), mask=m_r, other=0).to(gl.int64)  # [64]
-        b_at = b_row * sq_t + (b_head * G + o_r % G) * sq_h
-        b_q = gl.load(q + b_at[:, None] + o_d[None, :], mask=m_r[:, None], other=0.0)  # [64, D]
-        q_tile.store(b_q)
-        fence_async_shared()
-        gl.thread_barrier()
-
-        o_row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, S_LAYOUT))
-        o_i = o_row // (G * heads)
-        b_mine = o_row // G % heads
-        b_limit = gl.minimum(stop, causal + o_i + 1)  # [64]
-        least = gl.where(heads == 1, gl.minimum(stop, causal + first // G + 1), begin)
-        b_m = gl.full([64], float("-inf"), gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
-        b_l = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
-        b_acc = gl.zeros([64, D], gl.float32, layout=O_LAYOUT)
-        zeros = gl.zeros([64, BN], gl.float32, layout=S_LAYOUT)
-        if end > begin:
-            stage = turn % STAGES
-            phase = (turn // STAGES) & 1
-            mbarrier.wait(k_full.index(stage), phase)
-            b_s = warpgroup_mma(q_tile, k_tiles.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-            b_s = warpgroup_mma_wait(0, deps=[b_s])
-            mbarrier.arrive(k_free.index(stage), count=1)
-            b_s = hide(b_s, begin, least, b_limit, b_mine, tokens, BN, S_LAYOUT)
-            b_m, b_alpha, b_p, b_l = softmax(b_s, b_m, b_l, scale)
-            b_w = gl.convert_layout(b_p.to(q.dtype.element_ty), P_LAYOUT)
-            for start in range(begin + tokens, end, tokens):
-                old_stage = stage
-                old_phase = phase
-                turn += 1
-                stage = turn % STAGES
-                phase = (turn // STAGES) & 1
-                mbarrier.wait(k_full.index(stage), phase)
-                s_going = warpgroup_mma(q_tile, k_tiles.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-                mbarrier.wait(v_full.index(old_stage), old_phase)
-                o_going = warpgroup_mma(b_w, v_tiles.index(old_stage), b_acc, is_async=True)
-                b_s = warpgroup_mma_wait(1, deps=[s_going])
-                mbarrier.arrive(k_free.index(stage), count=1)
-                b_s = hide(b_s, start, least, b_limit, b_mine, tokens, BN, S_LAYOUT)
-                b_m, b_alpha, b_p, b_l = softmax(b_s, b_m, b_l, scale)
-                b_acc = warpgroup_mma_wait(0, deps=[o_going])
-                mbarrier.arrive(v_free.index(old_stage), count=1)
-                b_acc = b_acc * gl.convert_layout(b_alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
-                b_w = gl.convert_layout(b_p.to(q.dtype.element_ty), P_LAYOUT)
-            mbarrier.wait(v_full.index(stage), phase)
-            valid = stop - (end - 1 - (end - 1 - begin) % tokens)  # stored tokens of the last tile
-            if valid < tokens:
-                clear_tail(v_tiles.index(stage), valid, tokens, BN, D)
-            o_going = warpgroup_mma(b_w, v_tiles.index(stage), b_acc, is_async=True)
-            b_acc = warpgroup_mma_wait(0, deps=[o_going])
-            mbarrier.arrive(v_free.index(stage), count=1)
-            turn += 1
-        put_partials(item, b_acc, b_m, b_l, part_o, part_lse, GROUP, G, D, HKV, HB, S_LAYOUT, O_LAYOUT)
+        if first < row_count * G * heads:
+            load_queries(item, q, q_tiles.index(GROUP), row_list, first, heads, row_count, sq_t, sq_h, G, D, HKV)
+            b_acc, b_m, b_l, turn = attend_tiles(
+                item, q_tiles.index(GROUP), k_tiles, v_tiles, k_full, k_free, v_full, v_free, turn, begin, end, stop, first, heads, scale,
+                G, D, BN, STAGES, S_LAYOUT, O_LAYOUT,
+            )  # fmt: skip
+            put_partials(item, b_acc, b_m, b_l, part_o, part_lse, GROUP, G, D, HKV, HB, S_LAYOUT, O_LAYOUT)
+        else:
+            turn = skip_tiles(k_full, k_free, v_full, v_free, turn, begin, end, BN // heads, STAGES)
 
 
 @gluon.jit

@@ -70,9 +70,14 @@ def single_heads(shape: AttentionShape, rows_per_stream: int, single_rows: int) 
 
 def choose(shape: AttentionShape, node_rows: int, rows_per_stream: int, capability: tuple[int, int] | None) -> Tiles:
     """Tiles for nodes read by `node_rows` tokens at once and streams of `rows_per_stream` tokens; `capability` None: no GPU."""
+    return candidates(shape, node_rows, rows_per_stream, capability)[0]
+
+
+def candidates(shape: AttentionShape, node_rows: int, rows_per_stream: int, capability: tuple[int, int] | None) -> list[Tiles]:
+    """What is worth timing, the best guess first."""
     if capability is not None and capability[0] == 9 and hopper_serves(shape):
-        return _choose_hopper(shape, node_rows, rows_per_stream)
-    return _choose_plain(shape, node_rows, rows_per_stream, capability)
+        return _hopper_candidates(shape, max(node_rows, rows_per_stream) * shape.group, rows_per_stream)
+    return _plain_candidates(shape, node_rows, rows_per_stream, capability)
 
 
 def hopper_serves(shape: AttentionShape) -> bool:
@@ -80,31 +85,58 @@ def hopper_serves(shape: AttentionShape) -> bool:
     return shape.dtype.itemsize == 2 and shape.head_dim in (64, 128, 256) and shape.page_size >= 16
 
 
-def _choose_hopper(shape: AttentionShape, node_rows: int, rows_per_stream: int) -> Tiles:
-    """Measured on an H200 with heads 32/32, 28/4 and 12/2 of 128: two groups from 128 rows on, one group twice a multiprocessor below."""
-    groups = 2 if max(node_rows, rows_per_stream) * shape.group > 112 else 1
+def _hopper_candidates(shape: AttentionShape, rows: int, rows_per_stream: int) -> list[Tiles]:
+    """Measured on an H200 at D = 128 with heads 32/32, 28/4 and 12/2, documents of 512 to 32k tokens, 4 to 256 streams.
+
+    Few rows are bound by latency and memory: one group, long tiles. Many are bound by arithmetic: two groups share each tile. Between
+    the two, and where private keys dominate, two small programs a multiprocessor hide each other's waits.
+    """
     wide = shape.head_dim == 256
-    keys = 64 if wide or groups == 1 else 128
-    stages = 2 if wide or groups == 2 else 3
+    pair = _hopper(shape, rows_per_stream, groups=2, keys=64 if wide else 128, stages=2)
+    if wide:  # two programs do not fit a multiprocessor
+        return [pair, _hopper(shape, rows_per_stream, groups=1, keys=64, stages=2)]
+    long = _hopper(shape, rows_per_stream, groups=1, keys=128, stages=3)
+    small = _hopper(shape, rows_per_stream, groups=1, keys=64, stages=3, per_sm=2, registers=128)
+    if rows <= 128:
+        return [long, small, pair]
+    return [pair, small, long]
+
+
+def _hopper(
+    shape: AttentionShape, rows_per_stream: int, *, groups: int, keys: int, stages: int, per_sm: int = 1, registers: int | None = None
+) -> Tiles:
     heads = min(single_heads(shape, rows_per_stream, 64), keys // 16)
-    two = groups == 1 and not wide
-    return Tiles(
-        64 * groups, keys, stages, 4, 2 if two else 1, 64 * groups, keys, heads, stages, False, 128 if two else None, groups=groups
-    )
+    rows = 64 * groups
+    return Tiles(rows, keys, stages, 4, per_sm, rows, keys, heads, stages, False, registers, groups=groups)
 
 
-def _choose_plain(shape: AttentionShape, node_rows: int, rows_per_stream: int, capability: tuple[int, int] | None) -> Tiles:
-    rows = min(128, max(16, 1 << (max(node_rows * shape.group, 1) - 1).bit_length()))
-    single_rows = min(128, max(16, 1 << (max(rows_per_stream * shape.group, 1) - 1).bit_length()))
-    wide = shape.head_dim > 128
+def _plain_candidates(shape: AttentionShape, node_rows: int, rows_per_stream: int, capability: tuple[int, int] | None) -> list[Tiles]:
+    """sm_90 measured on an H200; sm_80 (A100), sm_86 (A6000) and all others by arithmetic from shared memory, not yet measured there."""
+    rows, single_rows = (min(128, max(16, _power_of_two(count * shape.group))) for count in (node_rows, rows_per_stream))
     if shape.dtype == torch.float32:  # ieee products run on the plain cores: small tiles, or the registers overflow
         rows, single_rows = min(rows, 32), min(single_rows, 32)
-        heads = single_heads(shape, rows_per_stream, single_rows)
-        return Tiles(rows, 32, 2, 4, 1, single_rows, max(32, heads), heads, 2, False)
-    heads = single_heads(shape, rows_per_stream, single_rows)
-    keys = 32 if wide else 64
-    single_keys = max(32 if wide else 64, heads)
+    keys = 32 if shape.head_dim > 128 or shape.dtype == torch.float32 else 64
     hopper = capability is not None and capability[0] == 9
-    descriptors = hopper and shape.page_size % keys == 0
-    warps = 8 if rows == 128 else 4
-    return Tiles(rows, keys, 3 if hopper else 2, warps, 2 if rows < 128 else 1, single_rows, single_keys, heads, 2, descriptors)
+    heads = single_heads(shape, rows_per_stream, single_rows)
+    found = []
+    for stages in (3, 2):
+        for tall in (rows, rows // 2):
+            if tall >= 16 and _fits(shape, max(tall, single_rows), keys, stages, capability):
+                descriptors = hopper and shape.dtype != torch.float32 and shape.page_size % keys == 0
+                warps = 8 if max(tall, single_rows) == 128 else 4
+                per_sm = 2 if tall < 128 and _fits(shape, tall, keys, 2 * stages, capability) else 1
+                found.append(Tiles(tall, keys, stages, warps, per_sm, single_rows, max(keys, heads), heads, 2, descriptors))
+    return found or [Tiles(16, 32, 1, 4, 1, 16, max(32, heads), single_heads(shape, rows_per_stream, 16), 1, False)]
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (max(count, 1) - 1).bit_length()
+
+
+SHARED_MEMORY = {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227}  # KiB a program may use
+
+
+def _fits(shape: AttentionShape, rows: int, keys: int, stages: int, capability: tuple[int, int] | None) -> bool:
+    """Whether queries and the K and V tiles in flight fit the shared memory of one program."""
+    vector = _power_of_two(shape.head_dim) * shape.dtype.itemsize
+    return (rows + 2 * keys * stages) * vector <= SHARED_MEMORY.get(capability or (9, 0), 99) * 1024
