@@ -127,7 +127,7 @@ def test_deterministic_mode_is_blind_to_siblings(name: str, layout: str, threads
     torch.set_num_threads(threads)
     try:
         seen = []
-        for case, (before, after) in enumerate([(0, 0), (5, 2), (2, 30), (0, 3), (1, 0), (14, 9)][: 6 // threads]):
+        for case, (before, after) in enumerate([(0, 0), (5, 2), (2, 30), (0, 3), (14, 9)][: 6 // threads]):
             rng = random.Random(case)
             config = random_config(rng, layout, **(fixed | {"max_rows": rng.choice([3, 16, 32])}))
             documents = [random_document(rng, f"other{i}", tokens(random.Random(1), 6), 4) for i in range(case)]

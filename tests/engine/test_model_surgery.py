@@ -51,4 +51,4 @@ def test_every_layer_that_computes_is_wrapped_once() -> None:
     assert all(name.endswith(".inner") and name.removesuffix(".inner") in wrapped for name in linear)
     assert not any(isinstance(module.inner, (RowBlocks, nn.Embedding)) for module in wrapped.values())
     assert wrapped["model.layers.0.mlp.act_fn"].rows == 1
-    assert {"lm_head", "model.norm", "model.layers.2.self_attn.q_norm", "model.layers.1.mlp.down_proj"} <= wrapped.keys()
+    assert {"lm_head", "model.norm", "model.layers.0.self_attn.q_norm", "model.layers.1.mlp.down_proj"} <= wrapped.keys()

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 VOCABULARY = 97
-_COMMON = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "max_position_embeddings": 512}
+_COMMON = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "max_position_embeddings": 512}
 CONFIGS = {
     "llama-mha": LlamaConfig(**_COMMON, num_attention_heads=4, num_key_value_heads=4),
     "llama-gqa": LlamaConfig(**_COMMON, num_attention_heads=6, num_key_value_heads=2),

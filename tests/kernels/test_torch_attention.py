@@ -155,3 +155,20 @@ def test_row_blocks_pick_a_streams_own_keys_out_of_an_interleaved_row() -> None:
     for out, lse in results[1:]:
         assert torch.equal(out, results[0][0])
         assert torch.equal(lse, results[0][1])
+
+
+def test_a_stream_whose_keys_begin_far_into_its_row() -> None:
+    """More hidden keys than the tiled kernel takes at a time stand before, between and after the visible ones."""
+    _, pool = make_pool(9, (3, 2, 16), scattered=False)
+    document, row = pool.take(40), pool.take(3000)
+    slot_sid = torch.full((pool.k.shape[0],), -1, dtype=torch.int32)
+    slot_sid[row] = 0
+    slot_sid[row[[700, 1900]]] = 1
+    slot_sid[row[-2:]] = torch.tensor([1, 0], dtype=torch.int32)
+    q_sid = torch.tensor([1, 0], dtype=torch.int32)
+    q = queries(2, (3, 2, 16))
+    for slots in (torch.cat([document, row]), row):
+        batch = MaskedBatch((MaskedItem(0, 2, slots),), q_sid, slot_sid)
+        want = masked_attention(q.double(), *doubled(pool), batch, 0.3)
+        for row_block in (None, 32):
+            assert_same(planned_attention(q, pool.k, pool.v, plan_masked(batch, row_block), 0.3), want, 2e-5)
