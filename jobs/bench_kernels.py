@@ -13,8 +13,8 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,8 @@ def stream_attention(inputs: Inputs) -> LayerCall:
 
 
 def stream_document_pass(inputs: Inputs) -> LayerCall:
-    """Our document pass and merge, with one private key a stream."""
-    return _split_call(inputs, StreamAttention(*_shape_and_limits(inputs), inputs.q.device), 1)
+    """Our document pass and merge: the same streams without private keys."""
+    return _split_call(inputs, StreamAttention(*_shape_and_limits(inputs), inputs.q.device), 0)
 
 
 def fa3_split(inputs: Inputs) -> LayerCall | None:
@@ -148,24 +148,17 @@ def time_us(call: LayerCall, inputs: Inputs, budget_ms: float) -> float:
     return 1e3 * statistics.median(rounds) / len(layers)
 
 
-def run(cells: list[Cell], kernels: list[str], budget_ms: float, limit_s: float) -> list[dict[str, Any]]:
-    """Rows of all cells; cells beyond `limit_s` seconds are left out and said to be."""
-    device, started, rows = torch.device("cuda"), time.monotonic(), []
-    for _, group in itertools.groupby(cells, key=lambda c: (c.q_heads, c.private)):
-        mine = list(group)
-        pool = pool_for(mine, device)
-        for index, cell in enumerate(mine):
-            if time.monotonic() - started > limit_s:
-                print(f"LEFT OUT for time: {cell}", flush=True)
-                continue
-            inputs = Inputs(cell, pool, seed=index)
-            want = inputs.truth(sample_of(cell))
-            for kernel in kernels:
-                if wanted(kernel, cell):
-                    rows += _attempt(kernel, inputs, want, budget_ms)
-        del pool
-        torch.cuda.empty_cache()
-    return rows
+def run(cells: list[Cell], kernels: list[str], budget_ms: float, limit_s: float) -> Iterator[list[dict[str, Any]]]:
+    """The rows of each cell in turn; cells that would begin after `limit_s` seconds are left out and said to be."""
+    started, pool = time.monotonic(), pool_for(cells, torch.device("cuda"))
+    for index, cell in enumerate(cells):
+        if time.monotonic() - started > limit_s:
+            print(f"LEFT OUT for time: {cell}", flush=True)
+            continue
+        inputs = Inputs(cell, pool, seed=index)
+        want = inputs.truth(sample_of(cell))
+        found = [_attempt(kernel, inputs, want, budget_ms) for kernel in kernels if wanted(kernel, cell)]
+        yield [row for row in found if row is not None]
 
 
 def environment() -> dict[str, Any]:
@@ -188,16 +181,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--budget-ms", type=float, default=8.0, help="measuring time of one kernel in one cell")
     parser.add_argument("--limit-s", type=float, default=1e9, help="no new cell is begun after this")
     options = parser.parse_args(arguments)
-    grid = itertools.product(options.privates, options.heads, options.documents, options.streams)
+    grid = itertools.product(options.privates, options.documents, options.streams, options.heads)
     cells = [_cell(*point) for point in grid]
-    rows = run(cells, options.kernels, options.budget_ms, options.limit_s)
-    record = environment() | {"commit": options.commit or _commit(), "table": rows}
+    record: dict[str, Any] = environment() | {"commit": options.commit or _commit(), "table": []}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"{len(rows)} rows in {options.out}")
+    for rows in run(cells, options.kernels, options.budget_ms, options.limit_s):
+        record["table"] += rows
+        options.out.write_text(json.dumps(record, indent=1) + "\n")  # after each cell: a run that is cut short keeps its rows
+    print(f"{len(record['table'])} rows in {options.out}")
 
 
-def _cell(private: int, heads: str, document: int, streams: int) -> Cell:
+def _cell(private: int, document: int, streams: int, heads: str) -> Cell:
     q_heads, kv_heads = (int(part) for part in heads.split("/"))
     return Cell(q_heads, kv_heads, 128, document, streams, private)
 
@@ -218,19 +212,19 @@ def _split_call(inputs: Inputs, attention: StreamAttention | VendorAttention, pr
     return lambda k_cache, v_cache: attention.run(inputs.q, k_cache, v_cache, inputs.scale)
 
 
-def _attempt(kernel: str, inputs: Inputs, want: Tensor, budget_ms: float) -> list[dict[str, Any]]:
+def _attempt(kernel: str, inputs: Inputs, want: Tensor, budget_ms: float) -> dict[str, Any] | None:
     """`measure` with a line of output; a kernel that raises is reported and leaves no row."""
+    cell = inputs.cell
     try:
         row = measure(kernel, inputs, want, budget_ms)
     except Exception as error:  # another library's failure must not end the run
-        print(f"FAILED {kernel} {asdict(inputs.cell)}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-        return []
-    if row is None:
-        return []
-    shown = "wrong" if row["us"] is None else f"{row['us']:.1f} us"
-    cell = inputs.cell
-    print(f"{kernel:22s} {cell.q_heads}/{cell.kv_heads} L={cell.document} P={cell.streams} priv={cell.private}: {shown} {row['max_error']}")
-    return [row]
+        print(f"FAILED {kernel} {cell}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+        return None
+    if row is not None:
+        shown = "wrong" if row["us"] is None else f"{row['us']:.1f} us"
+        place = f"{cell.q_heads}/{cell.kv_heads} L={cell.document} P={cell.streams} private={cell.private}"
+        print(f"{kernel:22s} {place}: {shown} {row['max_error']}", flush=True)
+    return row
 
 
 def _elapsed_ms(graph: torch.cuda.CUDAGraph, repeats: int) -> float:

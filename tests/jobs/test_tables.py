@@ -85,3 +85,15 @@ def test_the_readme_follows_the_measurements(tmp_path: Path, capsys: pytest.Capt
 def test_missing_markers_are_named() -> None:
     with pytest.raises(ValueError, match="<!-- kernels -->"):
         rewritten("no markers", "table")
+
+
+def test_the_published_measurements_are_whole() -> None:
+    """Every row of the repository's own file has its fields, a time and an error within bounds; one run, one commit."""
+    record = json.loads((Path(__file__).parents[2] / "jobs/measurements/kernels-h200.json").read_text())
+    fields = {"kernel", "q_heads", "kv_heads", "head_dim", "document_tokens", "streams", "private_tokens", "us", "floor_us", "max_error"}
+    assert record["gpu"] == "NVIDIA H200"
+    assert len(record["commit"]) == 40
+    for row in record["table"]:
+        assert fields <= set(row)
+        assert row["us"] > 0
+        assert row["max_error"] is None or row["max_error"] < 0.009
