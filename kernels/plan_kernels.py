@@ -103,7 +103,9 @@ def size_work(
     b_pairs = HKV * ((b_rows * G + BM - 1) // BM)
     most = tl.max(b_tiles, 0)
     b_try = chunk_choices(tl.arange(0, C) + 1, most, shared_chunk // BN)  # [C]
-    b_items = tl.sum(b_pairs[None, :] * ((b_tiles[None, :] + b_try[:, None] - 1) // b_try[:, None]), 1)
+    b_cuts = (b_tiles[None, :] + b_try[:, None] - 1) // b_try[:, None]  # [C, BNODE]
+    b_items = tl.sum(b_pairs[None, :] * b_cuts, 1)
+    b_parts = HKV * G * tl.sum(b_cuts.to(tl.int64) * b_rows[None, :], 1)  # [C] partials
 
     o_stream = tl.arange(0, BR)
     m_stream = o_stream < R
@@ -119,19 +121,24 @@ def size_work(
     o_split1 = tl.maximum(((2 + (o_index & 1)) << (o_index >> 1)) >> 1, 1)  # 1 1 2 3 4 6 8 12 ...
     b_try1 = chunk_choices(o_split1, most1, single_chunk // TN1)  # [C1]
     b_items1 = tl.zeros([C1], dtype=tl.int32)
+    b_parts1 = tl.zeros([C1], dtype=tl.int64)
     for level in tl.static_range(LEVELS + 1):
         b_run = segment_length(
             level, o_stream, m_stream, b_count, node_streams, node_length, stream_path, stream_length, token_bytes, threshold, LEVELS
         )
         b_tiles1 = (b_run + TN1 - 1) // TN1
         if tl.max(b_tiles1, 0) > 0:
-            b_items1 += tl.sum(b_groups[None, :] * ((b_tiles1[None, :] + b_try1[:, None] - 1) // b_try1[:, None]), 1)
+            b_cuts1 = (b_tiles1[None, :] + b_try1[:, None] - 1) // b_try1[:, None]  # [C1, BR]
+            b_items1 += tl.sum(b_groups[None, :] * b_cuts1, 1)
+            b_parts1 += HKV * G * tl.sum(b_cuts1.to(tl.int64) * b_count[None, :], 1)
 
     outputs = (tl.sum(b_count, 0) * HKV * G).to(tl.float32)
     split_cost = 0.15 + 2 * outputs / (BN * slots).to(tl.float32)  # key tiles a split adds to the merge: latency, then bandwidth
     b_merge = ((most + b_try - 1) // b_try).to(tl.float32) * split_cost
     b_merge1 = ((most1 + b_try1 - 1) // b_try1).to(tl.float32) * split_cost
     b_cost = step_cost(b_try, b_items, b_try1, b_items1, slots, b_merge, b_merge1, OVERHEAD)  # [C, C1]
+    m_fits = (b_items[:, None] + b_items1[None, :] <= item_capacity) & (b_parts[:, None] + b_parts1[None, :] <= partial_capacity)
+    b_cost = tl.where(m_fits, b_cost, b_cost + 1e30)
     choice = tl.argmin(tl.min(b_cost, 1), 0)
     chunk = pick(b_try, choice)
     b_row = tl.sum(tl.where((tl.arange(0, C) == choice)[:, None], b_cost, 0.0), 0)  # [C1]

@@ -88,8 +88,8 @@ def hopper_serves(shape: AttentionShape) -> bool:
 def _hopper_candidates(shape: AttentionShape, rows: int, rows_per_stream: int) -> list[Tiles]:
     """Measured on an H200 at D = 128 with heads 32/32, 28/4 and 12/2, documents of 512 to 32k tokens, 4 to 256 streams.
 
-    Few rows are bound by latency and memory: one group, long tiles. Many are bound by arithmetic: two groups share each tile. Between
-    the two, and where private keys dominate, two small programs a multiprocessor hide each other's waits.
+    Few rows are bound by latency and memory: one group, two small programs a multiprocessor or, from 32 rows on, one with long tiles. Many
+    are bound by arithmetic: two groups share each tile. `jobs/measurements/tiles-h200.json` has the times.
     """
     wide = shape.head_dim == 256
     pair = _hopper(shape, rows_per_stream, groups=2, keys=64 if wide else 128, stages=2)
@@ -98,7 +98,7 @@ def _hopper_candidates(shape: AttentionShape, rows: int, rows_per_stream: int) -
     long = _hopper(shape, rows_per_stream, groups=1, keys=128, stages=3)
     small = _hopper(shape, rows_per_stream, groups=1, keys=64, stages=3, per_sm=2, registers=128)
     if rows <= 128:
-        return [long, small, pair]
+        return [small, long, pair] if rows <= 32 else [long, small, pair]
     return [pair, small, long]
 
 

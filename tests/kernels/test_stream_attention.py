@@ -158,6 +158,16 @@ def test_a_step_beyond_capacity_is_reported_and_never_silent(capacity: WorkCapac
     assert not bool(out.isnan().any())
 
 
+def test_a_small_list_gets_longer_chunks_before_it_fails(device: str) -> None:
+    world, batch = split_world(CASE, seed=39, device=device)
+    free = attention_for(world, SHARING)
+    want = run(free, world, batch)
+    tight = attention_for(world, SHARING, capacity=WorkCapacity(int(free.plan.item_count) - 1, 10**6))
+    got = run(tight, world, batch)
+    assert int(tight.plan.item_count) < int(free.plan.item_count)
+    assert relative_error(got[0], want[0]) < 1e-6
+
+
 def test_what_does_not_fit_the_tables_is_refused(device: str) -> None:
     world, batch = split_world(CASE, seed=38, device=device)
     attention = attention_for(world, SHARING)
