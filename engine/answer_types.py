@@ -62,8 +62,9 @@ class _Type(BaseModel):
 
     @property
     def max_new_tokens(self) -> int | None:
-        """The answer budget that this type asks for when nobody set one; None leaves it to the run."""
-        return None if self.longest is None else max(1, min(self.longest, MAX_DERIVED_TOKENS))
+        """The answer budget that this type asks for when nobody set one: a token a byte and one for a blank in front; None leaves it to
+        the run."""
+        return None if self.longest is None else min(self.longest + 1, MAX_DERIVED_TOKENS)
 
     def parse(self, text: str) -> Value:
         """The value of a raw answer. ValueError says why it is none."""
@@ -325,10 +326,12 @@ class RegexType(_Type):
     pattern: str
 
     def parse(self, text: str) -> Value:
-        """As it stands: white space may be part of the answer."""
+        """As it stands, since white space may be part of the answer; but for a blank in front that the pattern does not admit."""
+        matches = compiled(self.pattern).fullmatch
+        text = text if matches(text) or text == self.absent else text.removeprefix(" ")
         if self.absent is not None and text == self.absent:
             return None
-        if not compiled(self.pattern).fullmatch(text):
+        if not matches(text):
             raise ValueError(f"{text!r} does not match {self.pattern!r}")
         return text
 

@@ -95,7 +95,9 @@ class Engine:
         results = [self._answers.pop(stream.stream_id).result(stream) for stream in finished]
         if not self.has_work:
             self.scheduler.check_integrity()
-        self._metrics += replace(counted, **_collected(finished, results), busy_s=perf_counter() - started_s)
+        busy_s = perf_counter() - started_s
+        prefill_s = 0.0 if plan.runs or plan.masked else busy_s
+        self._metrics += replace(counted, **_collected(finished, results), busy_s=busy_s, prefill_s=prefill_s)
         return results
 
     def _execute(self, plan: StepPlan) -> list[Sampled]:

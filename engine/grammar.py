@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from xgrammar import CompiledGrammar, TokenizerInfo, VocabType
 
 from askmany.engine.errors import ConfigError
+from askmany.engine.grammar_pieces import with_leading_blank
 
 CACHED = 4096  # compiled grammars kept
 
@@ -24,10 +25,12 @@ CACHED = 4096  # compiled grammars kept
 class GrammarCompiler:
     """Compiles for `pieces`, the vocabulary by id ("" for a token that no answer may hold), of `vocab_type`.
 
-    `vocabulary` is the number of the model's logits; ids beyond the tokenizer's are never legal. `end_token_ids` end an answer.
+    `vocabulary` is the number of the model's logits; ids beyond the tokenizer's are never legal. `end_token_ids` end an answer. Where
+    the vocabulary spells a word's beginning with a blank (SentencePiece, whose decoder drops the first), an answer may begin with one.
     """
 
     def __init__(self, pieces: Sequence[str], vocab_type: VocabType, vocabulary: int, end_token_ids: Iterable[int]) -> None:
+        self._leads = vocab_type == VocabType.BYTE_FALLBACK
         self.vocabulary = vocabulary
         self.end_token_ids = frozenset(end_token_ids)
         padded = [*pieces[:vocabulary], *([""] * (vocabulary - len(pieces)))]
@@ -48,7 +51,7 @@ class GrammarCompiler:
         """The grammar of this EBNF. ValueError when XGrammar cannot make it."""
         if text not in self._compiled:
             try:
-                self._compiled[text] = self._compiler.compile_grammar(text)
+                self._compiled[text] = self._compiler.compile_grammar(with_leading_blank(text) if self._leads else text)
             except RuntimeError as error:
                 raise ValueError(f"the grammar cannot be compiled: {str(error).splitlines()[0]}") from error
             if len(self._compiled) > CACHED:

@@ -78,6 +78,11 @@ def grammar(root: Piece, rules: Iterable[tuple[str, Piece]] = ()) -> str:
     return "".join(f"{name} ::= {piece.text}\n" for name, piece in (("root", root), *rules))
 
 
+def with_leading_blank(text: str) -> str:
+    """A grammar (of `grammar`) that also admits one blank in front."""
+    return text.replace("root ::= ", 'root ::= "\\u0020"? unled\nunled ::= ', 1)
+
+
 def merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
     """The same code points as ordered intervals that do not touch; surrogates, which are no characters, are left out."""
     result: list[Interval] = []

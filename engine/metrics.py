@@ -34,6 +34,7 @@ class Metrics:
     kv_bytes_read: int = 0
     kv_bytes_alone: int = 0
     busy_s: float = 0.0  # wall time inside steps
+    prefill_s: float = 0.0  # of that, inside steps that fed prefix tokens alone
 
     def __add__(self, other: Metrics) -> Metrics:
         return Metrics(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})

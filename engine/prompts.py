@@ -125,6 +125,11 @@ class PromptBuilder:
         return self._tokenizer
 
     @property
+    def is_chat(self) -> bool:
+        """Whether prompts go through the model's chat template; without one an answer follows a word, after a blank."""
+        return self._chat is not None
+
+    @property
     def instruction_ids(self) -> tuple[int, ...]:
         """The ids that every prompt begins with: what prompts of very different documents have in common. May be empty."""
         return self._instruction_ids

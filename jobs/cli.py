@@ -1,5 +1,5 @@
-"""The command line: `askmany run | init | preview | show | score | export | models`. It parses, calls and prints; what is done lives in
-the pipeline.
+"""The command line: `askmany run | init | preview | show | score | export | audit | evaluate | models`. It parses, calls and
+prints; what is done lives in the pipeline.
 
 Exit codes: 0 all ok · 1 internal · 2 configuration or bad input · 3 more errors than allowed · 4 interrupted, resumable.
 """
@@ -12,12 +12,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from askmany.jobs import audit as audit_job
+from askmany.jobs import evaluate as evaluate_job
 from askmany.jobs import export as export_job
 from askmany.jobs import init as init_job
 from askmany.jobs import preview as preview_job
 from askmany.jobs import run as run_job
 from askmany.jobs import score as score_job
 from askmany.jobs import show as show_job
+from askmany.jobs.evaluate import BASELINES, Request
+from askmany.pipeline.eval_tasks import TASKS
 from askmany.pipeline.score_report import ScoreRequest
 from askmany.pipeline.scoring import ScoreOptions
 
@@ -108,6 +112,36 @@ def export(
 ) -> None:
     """Write stored answers in the shape that another tool takes."""
     raise typer.Exit(run_job.guarded(lambda: export_job.main(output, shape, to, Console())))
+
+
+@app.command()
+def audit(
+    config: Config,
+    sets: Sets = None,
+    model: Model = None,
+    sample: Annotated[int, typer.Option("--sample", min=1, help="Answers to try again.")] = 50,
+    seed: Annotated[int, typer.Option("--seed", help="Of the sample.")] = 0,
+) -> None:
+    """Try a finished run's answers again: alone, with options in another order, over less of the document."""
+    overrides = run_job.overrides(sets or [], model=model)
+    raise typer.Exit(run_job.guarded(lambda: audit_job.main(config, overrides, sample, seed, Console())))
+
+
+@app.command()
+def evaluate(
+    task: Annotated[str, typer.Argument(help=f"One of {', '.join(TASKS)}.")],
+    data: Annotated[str, typer.Option("--data", help="The task's file: a path or URI.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="Folder or URI for answers and report.")] = "out/evaluation",
+    model: Annotated[str, typer.Option("--model", help="A known name, a local folder or a hub id.")] = "smollm2",
+    baseline: Annotated[list[str] | None, typer.Option("--baseline", help=f"One of {', '.join(BASELINES)}. Repeatable.")] = None,
+    sets: Sets = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N documents.")] = None,
+    max_questions: Annotated[int | None, typer.Option("--max-questions", min=1, help="Only so many questions a document.")] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Questions in one prompt of the batch-prompt baseline.")] = 10,
+) -> None:
+    """Answer and score a published task, with baselines on the same model and data."""
+    request = Request(task, data, output, model, tuple(sets or ()), tuple(baseline or ()), limit, max_questions, batch_size)
+    raise typer.Exit(run_job.guarded(lambda: evaluate_job.main(request, Console())))
 
 
 @app.command()

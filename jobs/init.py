@@ -42,6 +42,9 @@ input:
 
 # The questions asked of every document: a file (YAML list, JSON lines, or one a line of text), or a list right here.
 # A question is a string, or an object: id, question, answers (for scoring), max_new_tokens, temperature, stop, ...
+# `type` makes its answers typed: choice, multi_choice, bool, int, number, date, json (schema) or regex (pattern), with settings beside it:
+#  - {{id: tone, question: "What is its tone, one of: {{{{ options }}}}?", type: choice, options: [neutral, positive, negative]}}
+#  - {{id: year, question: "In which year does it begin?", type: int, minimum: 1000, maximum: 2100, absent: not stated}}
 questions:
   - "What is this document about?"
   - {{id: places, question: "Which places are named?", max_new_tokens: 64}}

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from askmany.engine.answer_types import BoolType, ChoiceType
 from askmany.engine.errors import ConfigError, DocumentError, QuestionError
-from askmany.engine.fit import Ask, Fit, fit, require_room
+from askmany.engine.fit import Ask, Fit, FitPolicy, fit, require_room
+from askmany.engine.grammar_pieces import with_leading_blank
 from askmany.engine.labels import LabelTrie, label_trie
 from askmany.engine.prompts import PromptBuilder
 from askmany.engine.request import Document, Question
@@ -28,24 +29,21 @@ Segments = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class PreparedQuestion:
-    """A question of one document: its tail, its labels where they are scored; `status` when it has its end already and needs no engine."""
+    """A question of one document: its tail, its labels where they are scored, else the grammar that its answer is held to; `status` when
+    it has its end already and needs no engine."""
 
     asked: AskedQuestion
     token_ids: tuple[int, ...] = ()
     status: Status | None = None
     error: str | None = None
     labels: LabelTrie | None = None
+    grammar: str | None = None
 
     @property
     def ask(self) -> Ask:
         """What the question takes of the context: its tail, and its answer or its longest label."""
         answer = max(map(len, self.labels.token_ids)) if self.labels else self.asked.sampling.max_new_tokens
         return Ask(len(self.token_ids), answer)
-
-    @property
-    def grammar(self) -> str | None:
-        """What the answer is held to while it is decoded."""
-        return None if self.labels else self.asked.kind.grammar
 
     def for_engine(self, doc_id: str) -> Question:
         """The engine's question about this document."""
@@ -131,6 +129,11 @@ class Preparer:
                     "set engine.layout to split, or the question's answer to decode"
                 )
 
+    @property
+    def other_policy(self) -> FitPolicy:
+        """A way of cutting documents that keeps another part than the run's own."""
+        return "truncate_tail" if self._config.long_documents.policy == "truncate_head" else "truncate_head"
+
     def check_grammars(self, prepared: PreparedDocument) -> None:
         """Compile the grammars of a document's questions, each once. QuestionSetError names the question. Loads PyTorch: for CPU tasks."""
         for question in prepared.answerable:
@@ -195,18 +198,23 @@ class Preparer:
 
     def _with_tail(self, question: AskedQuestion) -> PreparedQuestion:
         try:
-            return self._shared_asks.get(question) or self._prepared(question)
+            return self._shared_asks.get(question) or self.prepare_question(question)
         except QuestionError as error:
             return PreparedQuestion(question, status="error", error=str(error))
 
     def _prepared_shared(self, question: AskedQuestion) -> PreparedQuestion:
         try:
-            return self._prepared(question)
+            return self.prepare_question(question)
         except QuestionError as error:
             raise ConfigError(f"question {question.question_id!r}: {error}") from error
 
-    def _prepared(self, question: AskedQuestion) -> PreparedQuestion:
-        return PreparedQuestion(question, self.prompts.tail(question.text), labels=self._labels(question))
+    def prepare_question(self, question: AskedQuestion) -> PreparedQuestion:
+        """A question's tail and labels. Raises QuestionError when it cannot be asked."""
+        labels = self._labels(question)
+        grammar = None if labels else question.kind.grammar
+        if grammar is not None and not self.prompts.is_chat:
+            grammar = with_leading_blank(grammar)
+        return PreparedQuestion(question, self.prompts.tail(question.text), labels=labels, grammar=grammar)
 
     def _labels(self, question: AskedQuestion) -> LabelTrie | None:
         kind = question.kind

@@ -98,6 +98,8 @@ def test_settings_stand_beside_the_type_or_inside_it() -> None:
         (made(type="date"), "1973-10-06", "1973-10-06"),
         (made(type="json", schema=PERSON), '{"name":"Ada","age":36}', {"name": "Ada", "age": 36}),
         (made(type="regex", pattern="[A-Z]{2}-[0-9]+"), "AB-12", "AB-12"),
+        (made(type="regex", pattern="[A-Z]{2}"), " AB", "AB"),
+        (made(type="regex", pattern=" ?[A-Z]{2}"), " AB", " AB"),
     ],
 )
 def test_a_legal_text_has_its_value(kind: AnswerType, text: str, value: Any) -> None:
@@ -126,6 +128,7 @@ def test_a_legal_text_has_its_value(kind: AnswerType, text: str, value: Any) -> 
         (made(type="json", schema=PERSON), '{"name":"a"'),
         (made(type="json", schema=PERSON), "[" * 100000),
         (made(type="regex", pattern="[A-Z]{2}"), "AB "),
+        (made(type="regex", pattern="[A-Z]{2}"), "  AB"),
         (made(type="regex", pattern=r"\d"), "٣"),
     ],
 )
@@ -138,22 +141,22 @@ def test_any_other_text_has_none(kind: AnswerType, text: str) -> None:
     ("kind", "budget"),
     [
         (made(type="choice", options=["a", "long one"]), 1),
-        (made(type="choice", options=["a", "long one"], answer="decode"), 8),
-        (made(type="bool", options=["はい", "いいえ"], answer="decode"), 9),
-        (made(type="int", minimum=-99, maximum=5), 3),
-        (made(type="int", minimum=0, maximum=9, absent="not stated"), 10),
-        (made(type="number", minimum=0, maximum=10, decimals=2), 5),
-        (made(type="date"), 10),
-        (made(type="multi_choice", options=["a", "bb", "c"], max_items=2), len('["bb","a"]')),
-        (made(type="json", schema={"enum": ["a", 17]}), 3),
-        (made(type="json", schema={"type": "string", "maxLength": 3}), 2 + 3 * 4),
+        (made(type="choice", options=["a", "long one"], answer="decode"), 9),
+        (made(type="bool", options=["はい", "いいえ"], answer="decode"), 10),
+        (made(type="int", minimum=-99, maximum=5), 4),
+        (made(type="int", minimum=0, maximum=9, absent="not stated"), 11),
+        (made(type="number", minimum=0, maximum=10, decimals=2), 6),
+        (made(type="date"), 11),
+        (made(type="multi_choice", options=["a", "bb", "c"], max_items=2), len('["bb","a"]') + 1),
+        (made(type="json", schema={"enum": ["a", 17]}), 4),
+        (made(type="json", schema={"type": "string", "maxLength": 3}), 2 + 3 * 4 + 1),
         (made(type="json", schema=PERSON), MAX_DERIVED_TOKENS),
-        (made(type="regex", pattern="a{2,5}|日"), 5),
+        (made(type="regex", pattern="a{2,5}|日"), 6),
         (made(type="regex", pattern="a+"), None),
         (made(type="json", schema={"$ref": "#/$defs/n", "$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}}), None),
     ],
 )
-def test_the_answer_budget_is_the_longest_legal_text(kind: AnswerType, budget: int | None) -> None:
+def test_the_answer_budget_is_the_longest_legal_text_and_a_blank(kind: AnswerType, budget: int | None) -> None:
     assert kind.max_new_tokens == budget
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from askmany.engine.answer_types import answer_type
 from askmany.engine.errors import ConfigError
+from askmany.engine.grammar_pieces import with_leading_blank
 from askmany.engine.labels import label_scores, label_trie
 from askmany.engine.request import StreamResult
 from askmany.pipeline.documents import Locator, SourceDocument
@@ -45,8 +46,8 @@ def test_a_choice_is_asked_as_labels_and_a_number_as_a_grammar(tmp_path: Path) -
     assert choice.labels.labels == ("w10", "w11 w12", "w11 w13")
     assert len(choice.labels.feed) == 1, "the shared first word is fed once"
     assert whole.labels is None
-    assert whole.grammar == answer_type(WHOLE, "q").grammar
-    assert whole.sampling.max_new_tokens == 2, "the longest legal number"
+    assert whole.grammar == with_leading_blank(str(answer_type(WHOLE, "q").grammar)), "there is no chat template"
+    assert whole.sampling.max_new_tokens == 3, "the longest legal number, after a blank"
     assert free.grammar is free.labels is None
 
 
