@@ -63,7 +63,7 @@ def _matching(store: ObjectStore, wanted: Filter) -> Iterator[pa.Table]:
 
 def _print(rows: pa.Table, full: bool, console: Console) -> None:
     if not full:
-        console.print(answer_table(rows))
+        console.print(answer_table(rows, console.width))
         return
     for row in rows.to_pylist():
         said = row["answer"] if row["answer"] is not None else row["error"] or ""

@@ -11,10 +11,11 @@ from typing import Any
 
 from askmany.pipeline.answering import Answered
 from askmany.pipeline.commit import Shard, ShardFooter
+from askmany.pipeline.failure import Failure
 from askmany.pipeline.schema import Record
 
 SLOWEST, REASONS, EXAMPLES, REASON_LENGTH = 5, 10, 5, 160
-_CUT = re.compile(r"truncated:(\d+)_tokens")
+_CUT = re.compile(r"truncated_tokens:(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,10 @@ class Ack:
 
     @classmethod
     def load(cls, text: str) -> Ack:
+        """What a worker returned. Raises ConfigError or EngineError when it was a failure."""
         values = json.loads(text)
+        if "failure" in values:
+            raise Failure(**values["failure"]).error()
         shard = values.pop("shard")
         whole = Shard(ShardFooter(**shard["footer"]), shard["bytes"]) if shard else None
         return cls(shard=whole, notes=Notes(**values.pop("notes")), **values)

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -20,19 +21,24 @@ import pyarrow as pa
 
 from askmany.engine.request import StreamResult
 from askmany.pipeline.control import Reporter
+from askmany.pipeline.failure import Failure
 from askmany.pipeline.worker import GroupWorker, Job
 
 EXIT_BROKEN, EXIT_PREEMPTED = 1, 3
+BUILD_PAUSES_S = (0.0, 1.0, 3.0)
 
 
 class EngineActor:
-    """A `GroupWorker` in its process. `control` may be None: then nobody hears of single answers and nobody says drain."""
+    """A `GroupWorker` in its process. `control` may be None: then nobody hears of single answers and nobody says drain.
+
+    It never raises: a worker that cannot be built, or a group that cannot be committed, is told to the driver as a `Failure`.
+    """
 
     def __init__(self, job: Job, control: Any) -> None:
         self._window_s = job.config.workers.stop_window_s
         self._reporter: Reporter | None = None
-        self._worker = GroupWorker(job, die, self._report, accelerator())
-        if control is not None:
+        self._worker = _build(job, self._report)
+        if control is not None and isinstance(self._worker, GroupWorker):
             self._reporter = Reporter(control, f"{socket.gethostname()}/{os.getpid()}", self._drain)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._preempted)
@@ -42,18 +48,25 @@ class EngineActor:
         return pa.table({"ack": [self.process(block)]})
 
     def process(self, block: pa.Table) -> str:
-        """The acknowledgement of one group."""
-        return self._worker.process(block.column("group")[0].as_py(), block).dump()
+        """The acknowledgement of one group, or the failure."""
+        if isinstance(self._worker, Failure):
+            return self._worker.dump()
+        try:
+            return self._worker.process(block.column("group")[0].as_py(), block).dump()
+        except Exception as error:
+            return Failure.of(error).dump()
 
     def room(self) -> int:
         """Tokens that the KV pool of this engine holds."""
-        return self._worker.room_tokens
+        return 0 if isinstance(self._worker, Failure) else self._worker.room_tokens
 
     def _report(self, result: StreamResult) -> None:
         if self._reporter is not None:
             self._reporter.count(len(result.answer_token_ids))
 
     def _drain(self) -> None:
+        if isinstance(self._worker, Failure):
+            return
         self._worker.drain()
         deadline = time.monotonic() + self._window_s
         while not self._worker.idle and time.monotonic() < deadline:
@@ -65,6 +78,20 @@ class EngineActor:
             os._exit(EXIT_PREEMPTED)
 
         threading.Thread(target=leave, name="preempted", daemon=True).start()
+
+
+def _build(job: Job, report: Callable[[StreamResult], None]) -> GroupWorker | Failure:
+    """The worker, tried a few times: a bucket or a device may be busy for a moment. A bad configuration is not tried again."""
+    failure = Failure("no worker was built", False, "")
+    for pause_s in BUILD_PAUSES_S:
+        time.sleep(pause_s)
+        try:
+            return GroupWorker(job, die, report, accelerator())
+        except Exception as error:
+            failure = Failure.of(error)
+            if failure.config:
+                break
+    return failure
 
 
 def accelerator() -> str:

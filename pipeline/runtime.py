@@ -18,6 +18,7 @@ from askmany.engine.errors import ConfigError
 from askmany.pipeline.config import WorkersConfig
 
 _ENVIRONMENT = {
+    "RAY_worker_niceness": "0",  # Ray would run workers at 15, which starves them beside anything else
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",  # its one message at every start, on constructor arguments of restarted actors, is no news
     "TOKENIZERS_PARALLELISM": "false",

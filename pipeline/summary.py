@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -28,20 +30,20 @@ def print_plan(console: Console, opened: OpenedRun, planned: PlannedRun) -> None
     per_token = opened.model.kv_bytes_per_token(kv_element_bytes(opened))
     longest = int(max(plan.table.column("document_tokens").to_pylist(), default=0))
     lines = [
-        f"{plan.documents:,} documents, {plan.records:,} questions in {len(plan.groups):,} groups"
-        + (f", {len(planned.done):,} groups done before" if planned.done else ""),
-        f"{tokens:,} document tokens (longest {longest:,}), {plan.total('question_tokens'):,} question tokens, "
-        f"at most {answers:,} answer tokens",
+        f"{many(plan.documents, 'document')}, {many(plan.records, 'question')} in {many(len(plan.groups), 'group')}"
+        + (f", {many(len(planned.done), 'group')} done before" if planned.done else ""),
+        f"{many(tokens, 'document token')} (longest {longest:,}), {many(plan.total('question_tokens'), 'question token')}, "
+        f"at most {many(answers, 'answer token')}",
         f"KV of all documents {size(tokens * per_token)}, of the longest {size(longest * per_token)}; "
-        f"questions of a document run in at most {waves(opened, plan.table):,} waves",
+        f"the questions of a document run in at most {many(waves(opened, plan.table), 'wave')}",
     ]
     unanswerable = plan.records - plan.total("answerable")
     if unanswerable:
-        lines.append(f"{unanswerable:,} questions need no engine: their document is empty or too long")
+        lines.append(f"{many(unanswerable, 'question needs', 'questions need')} no engine: the document is empty or too long")
     if planned.dead_letters:
-        lines.append(f"{planned.dead_letters:,} rows are no documents: {opened.store.uri_of(DEAD_LETTERS)}")
+        lines.append(f"{many(planned.dead_letters, 'row is', 'rows are')} no document: {opened.store.uri_of(DEAD_LETTERS)}")
     if planned.unasked:
-        lines.append(f"{planned.unasked:,} documents have no question")
+        lines.append(f"{many(planned.unasked, 'document has', 'documents have')} no question")
     for text in lines:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
@@ -66,7 +68,7 @@ def print_summary(console: Console, result: RunResult, manifest: Manifest, confi
         return
     sample = next(read_answers(store, manifest), None)
     if sample is not None and sample.num_rows:
-        console.print(answer_table(sample.slice(0, SAMPLE_ROWS)))
+        console.print(answer_table(sample.slice(0, SAMPLE_ROWS), console.width))
     heading = {"complete": "done", "interrupted": "interrupted", "incomplete": "not complete", "stopped": "stopped", "failed": "failed"}[
         result.state
     ]
@@ -109,22 +111,40 @@ def figures(result: RunResult) -> list[str]:
     return lines
 
 
-def answer_table(rows: pa.Table) -> Table:
-    """Records as a table for the terminal. Text of documents and answers is shown as it is, never as markup."""
-    table = Table(box=None, pad_edge=False)
-    for name, ratio in (("document", 2), ("question", 5), ("answer", 6), ("status", 1)):
-        table.add_column(name, ratio=ratio, overflow="ellipsis", no_wrap=True)
-    for row in rows.to_pylist():
-        status = row["status"] if row["finish_reason"] != "length" else f"{row['status']} (length)"
-        said = row["answer"] if row["answer"] is not None else row["error"] or ""
-        cells = (row["doc_id"], row["question"] or row["question_id"], said, status)
-        table.add_row(*(Text(printable(cell)) for cell in cells))
+def answer_table(rows: pa.Table, width: int) -> Table:
+    """Records as a table `width` columns wide. Text of documents and answers is shown as it is, never as markup."""
+    cells = [_cells(row) for row in rows.to_pylist()]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, column in zip(("document", "question", "answer", "status"), _widths(cells, width), strict=True):
+        table.add_column(name, width=column, overflow="ellipsis", no_wrap=True)
+    for row in cells:
+        table.add_row(*map(Text, row))
     return table
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    status = f"{row['status']} (length)" if row["status"] == "ok" and row["finish_reason"] == "length" else row["status"]
+    said = row["answer"] if row["answer"] is not None else row["error"] or ""
+    return printable(row["doc_id"]), printable(row["question"] or row["question_id"]), printable(said), status
+
+
+def _widths(cells: Sequence[tuple[str, ...]], width: int) -> tuple[int, int, int, int]:
+    """Ids and statuses get what they need, ids within bounds; questions and answers share the rest."""
+    document = max(len("document"), min(24, width // 4, max(cell_len(row[0]) for row in cells)))
+    status = max(len("status"), *(cell_len(row[3]) for row in cells))
+    rest = max(20, width - document - status - 3 * 2)
+    question = min(rest * 9 // 20, max(len("question"), *(cell_len(row[1]) for row in cells)))
+    return document, question, rest - question, status
 
 
 def printable(text: str) -> str:
     """One line without control characters, which could move the cursor of whoever looks."""
     return "".join(char if char.isprintable() else " " for char in text).strip()
+
+
+def many(count: int, one: str, several: str = "") -> str:
+    """`1 document`, `2,000 documents`."""
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
 def size(count: float) -> str:
