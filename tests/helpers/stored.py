@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from askmany.pipeline.commit import seal, write_shard
+from askmany.pipeline.commit import describe, seal, write_shard
 from askmany.pipeline.run_file import write_run
 from askmany.pipeline.schema import Record, to_table
 from askmany.pipeline.storage import ObjectStore
@@ -18,7 +18,8 @@ def stored_run(folder: Path, shards: Mapping[str, Sequence[Record]], keep: Seque
     """An output with these records; its location."""
     store = ObjectStore(str(folder), {})
     for group, records in shards.items():
-        write_shard(store, to_table(records, keep), FINGERPRINT, group, 1, documents=1, usage={})
+        table = to_table(records, keep)
+        write_shard(store, table, describe(table, FINGERPRINT, group, 1, 1, {}))
     write_run(store, {"fingerprint": FINGERPRINT, "config": {"model": "tiny", "model_revision": "0123456789abcdef"}})
     seal(store, FINGERPRINT, {group: len(records) for group, records in shards.items()}, {})
     return str(folder)
