@@ -7,17 +7,17 @@ makes it usable on answers that were not constrained, too.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from datetime import date
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import jsonschema
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
+from askmany.engine.answer_values import as_texts, distinct_labels, label_of, load_json, within
 from askmany.engine.errors import ConfigError
 from askmany.engine.grammar_json import compact, json_grammar
 from askmany.engine.grammar_numbers import DECIMALS, LARGEST, decimal, iso_date, whole
@@ -30,7 +30,6 @@ MAX_SUBSET_LABELS = 64
 
 Value = bool | int | float | str | list[Any] | dict[str, Any] | None
 AnswerMethod = Literal["argmax", "decode"]
-Bounded = TypeVar("Bounded", int, Decimal, date)
 
 
 class _Type(BaseModel):
@@ -123,18 +122,18 @@ class ChoiceType(_Labelled):
     @field_validator("options", mode="before")
     @classmethod
     def _text(cls, value: Any) -> Any:
-        return _as_texts(value)
+        return as_texts(value)
 
     @field_validator("options")
     @classmethod
     def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return _distinct_labels(value, 2, MAX_LABELS)
+        return distinct_labels(value, 2, MAX_LABELS)
 
     def _labels(self) -> tuple[str, ...]:
         return self.options if self.absent is None or self.absent in self.options else (*self.options, self.absent)
 
     def _value(self, text: str) -> Value:
-        return _label(text, self.options)
+        return label_of(text, self.options)
 
 
 class BoolType(_Labelled):
@@ -146,19 +145,19 @@ class BoolType(_Labelled):
     @field_validator("options", mode="before")
     @classmethod
     def _text(cls, value: Any) -> Any:
-        return _as_texts(value)
+        return as_texts(value)
 
     @field_validator("options")
     @classmethod
     def _distinct(cls, value: tuple[str, str]) -> tuple[str, str]:
-        _distinct_labels(value, 2, 2)
+        distinct_labels(value, 2, 2)
         return value
 
     def _labels(self) -> tuple[str, ...]:
         return self.options if self.absent is None else (*self.options, self.absent)
 
     def _value(self, text: str) -> Value:
-        return _label(text, self.options) == self.options[0]
+        return label_of(text, self.options) == self.options[0]
 
 
 class MultiChoiceType(_Type):
@@ -172,11 +171,11 @@ class MultiChoiceType(_Type):
     @field_validator("options", mode="before")
     @classmethod
     def _text(cls, value: Any) -> Any:
-        return _as_texts(value)
+        return as_texts(value)
 
     @model_validator(mode="after")
     def _possible(self) -> MultiChoiceType:
-        _distinct_labels(self.options, 1, MAX_SUBSET_LABELS)
+        distinct_labels(self.options, 1, MAX_SUBSET_LABELS)
         if self.min_items > self._most:
             raise ValueError(f"min_items {self.min_items} is above max_items or the number of options, {self._most}")
         return self
@@ -214,10 +213,10 @@ class MultiChoiceType(_Type):
         return rules
 
     def _value(self, text: str) -> Value:
-        found = _load_json(text)
+        found = load_json(text)
         if not isinstance(found, list):
             raise ValueError(f"{text!r} is no JSON list")
-        chosen = [_label(str(item), self.options) for item in found]
+        chosen = [label_of(str(item), self.options) for item in found]
         if len(set(chosen)) < len(chosen):
             raise ValueError(f"{text!r} names an option twice")
         if not self.min_items <= len(chosen) <= self._most:
@@ -238,7 +237,7 @@ class IntType(_Type):
     def _value(self, text: str) -> Value:
         if not re.fullmatch(r"-?\d+", text, re.ASCII):
             raise ValueError(f"{text!r} is no whole number")
-        return _within(int(text), self.minimum, self.maximum)
+        return within(int(text), self.minimum, self.maximum)
 
 
 class NumberType(_Type):
@@ -264,7 +263,7 @@ class NumberType(_Type):
             raise ValueError(f"{text!r} is no number") from None
         if not number.is_finite():
             raise ValueError(f"{text!r} is no number")
-        return float(_within(number, self.minimum, self.maximum))
+        return float(within(number, self.minimum, self.maximum))
 
 
 class DateType(_Type):
@@ -280,7 +279,7 @@ class DateType(_Type):
     def _value(self, text: str) -> Value:
         if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", text, re.ASCII):
             raise ValueError(f"{text!r} is no day written YYYY-MM-DD")
-        return _within(date.fromisoformat(text), self.minimum, self.maximum).isoformat()
+        return within(date.fromisoformat(text), self.minimum, self.maximum).isoformat()
 
 
 class JsonType(_Type):
@@ -311,7 +310,7 @@ class JsonType(_Type):
         return self._translated[1]
 
     def _value(self, text: str) -> Value:
-        value = _load_json(text)
+        value = load_json(text)
         validator = jsonschema.Draft202012Validator(self.json_schema, format_checker=jsonschema.FormatChecker(("date",)))
         error = jsonschema.exceptions.best_match(validator.iter_errors(value))
         if error is not None:
@@ -378,54 +377,3 @@ def _first(error: ValidationError, kind: str) -> str:
         return f"type {kind}: {key}: a question of this type has no such setting"
     given = "" if details["type"] == "missing" else f", not {details['input']!r}"
     return f"type {kind}: {key + ': ' if key else ''}{reason[:1].lower()}{reason[1:]}{given if key else ''}"
-
-
-def _as_texts(value: Any) -> Any:
-    """YAML reads an unquoted yes or 3 as something else than text; numbers are taken as they are written, booleans are refused."""
-    if not isinstance(value, list | tuple):
-        return value
-    for item in value:
-        if isinstance(item, bool):
-            raise ValueError(f"option {str(item).lower()} was read as a truth value; put it in quotes")
-    return tuple(str(item) if isinstance(item, int | float) else item for item in value)
-
-
-def _distinct_labels(labels: tuple[str, ...], least: int, most: int) -> tuple[str, ...]:
-    if not least <= len(labels) <= most:
-        raise ValueError(f"{len(labels)} options, there must be {least} to {most}")
-    for label in labels:
-        if not label or label != label.strip():
-            raise ValueError(f"option {label!r} is empty or begins or ends with white space")
-        if labels.count(label) > 1:
-            raise ValueError(f"option {label!r} is given twice")
-    return labels
-
-
-def _label(text: str, labels: tuple[str, ...]) -> str:
-    """The label that a text names: exactly, or but for case and a final stop when only one fits so."""
-    if text in labels:
-        return text
-    plain = text.casefold().rstrip(".").strip()
-    close = [label for label in labels if label.casefold().rstrip(".") == plain]
-    if len(close) != 1:
-        raise ValueError(f"{text!r} is none of {', '.join(map(repr, labels[:20]))}{' ...' if len(labels) > 20 else ''}")
-    return close[0]
-
-
-def _load_json(text: str) -> Any:
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except ValueError as error:
-        raise ValueError(f"not valid JSON: {error}") from error
-    except RecursionError as error:
-        raise ValueError("not valid JSON: nested too deeply") from error
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON value")
-
-
-def _within(value: Bounded, low: Bounded, high: Bounded) -> Bounded:
-    if not low <= value <= high:
-        raise ValueError(f"{value} is not from {low} to {high}")
-    return value
