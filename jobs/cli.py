@@ -1,5 +1,4 @@
-"""The command line: `askmany run | init | preview | show | score | export | audit | evaluate | models`. It parses, calls and
-prints; what is done lives in the pipeline.
+"""The command line: one function a command. It parses, calls and prints; what is done lives in the pipeline.
 
 Exit codes: 0 all ok · 1 internal · 2 configuration or bad input · 3 more errors than allowed · 4 interrupted, resumable.
 """
@@ -7,21 +6,28 @@ Exit codes: 0 all ok · 1 internal · 2 configuration or bad input · 3 more err
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from askmany.jobs import audit as audit_job
+from askmany.jobs import doctor as doctor_job
 from askmany.jobs import evaluate as evaluate_job
 from askmany.jobs import export as export_job
+from askmany.jobs import gc as gc_job
 from askmany.jobs import init as init_job
 from askmany.jobs import preview as preview_job
+from askmany.jobs import resume as resume_job
 from askmany.jobs import run as run_job
 from askmany.jobs import score as score_job
 from askmany.jobs import show as show_job
+from askmany.jobs import status as status_job
 from askmany.jobs.evaluate import BASELINES, Request
+from askmany.jobs.output_uri import Options, Output, open_output, storage_options
+from askmany.pipeline.config_file import load_config
 from askmany.pipeline.eval_tasks import TASKS
+from askmany.pipeline.lock import IfRunning
 from askmany.pipeline.score_report import ScoreRequest
 from askmany.pipeline.scoring import ScoreOptions
 
@@ -35,6 +41,8 @@ app = typer.Typer(
 
 Config = Annotated[Path, typer.Argument(help="The run's YAML file; `askmany init` writes one to start from.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set engine.streams=4. Repeatable.")]
+Waiting = Annotated[IfRunning, typer.Option("--if-running", help="When another run holds the output: fail, wait, or take it over.")]
+Again = Annotated[bool, typer.Option("--retry-errors", help="Try documents whose records are errors again.")]
 Model = Annotated[str | None, typer.Option("--model", help="A known name, a local folder or a hub id.")]
 
 
@@ -48,10 +56,67 @@ def run(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse the run when a row of the input is no document.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    if_running: Waiting = "fail",
+    retry_errors: Again = False,
 ) -> None:
     """Answer every question of every document. Running it again goes on where it stopped."""
     overrides = run_job.overrides(sets or [], model=model, output=output, limit=limit, strict=strict)
-    raise typer.Exit(run_job.main(config, overrides, dry_run=dry_run, quiet=quiet))
+    how: dict[str, Any] = {"dry_run": dry_run, "quiet": quiet, "if_running": if_running, "retry_errors": retry_errors}
+    raise typer.Exit(run_job.main(config, overrides, **how))
+
+
+@app.command()
+def resume(output: Output, option: Options = None, sets: Sets = None, if_running: Waiting = "fail", retry_errors: Again = False) -> None:
+    """Go on with the run whose output this is, by what its run.json tells."""
+
+    def work() -> int:
+        options = storage_options(option)
+        return resume_job.main(open_output(output, option), options, sets or [], if_running, retry_errors, Console())
+
+    raise typer.Exit(run_job.guarded(work))
+
+
+@app.command()
+def status(
+    output: Output,
+    option: Options = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every shard and compare it with its checksum.")] = False,
+) -> None:
+    """Show where a run stands, from its output alone. Exit code 4: it should be alive and is silent."""
+    raise typer.Exit(run_job.guarded(lambda: status_job.main(open_output(output, option), Console(), as_json, verify)))
+
+
+@app.command()
+def report(
+    output: Output,
+    option: Options = None,
+    to: Annotated[str | None, typer.Option("--to", help="A local file instead of report.html in the output.")] = None,
+) -> None:
+    """Write report.html: the run on one page that opens anywhere, offline."""
+    raise typer.Exit(run_job.guarded(lambda: status_job.report(open_output(output, option), to, Console())))
+
+
+@app.command()
+def gc(
+    output: Output,
+    option: Options = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List only.")] = False,
+) -> None:
+    """Remove what no answer needs: shards of older plans, marks, unfinished writes."""
+    raise typer.Exit(run_job.guarded(lambda: gc_job.main(open_output(output, option), Console(), dry_run)))
+
+
+@app.command()
+def doctor(
+    config: Config,
+    sets: Sets = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="The same as --set output.uri=...")] = None,
+    worker: Annotated[bool, typer.Option(help="Look from a worker of the cluster too.")] = True,
+) -> None:
+    """Check that this machine and a worker can list, read, write and delete where the run needs it."""
+    overrides = run_job.overrides(sets or [], output=output)
+    raise typer.Exit(run_job.guarded(lambda: doctor_job.main(load_config(config, overrides), Console(), worker)))
 
 
 @app.command()

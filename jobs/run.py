@@ -5,19 +5,30 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from askmany.engine.errors import AskmanyError, ConfigError
 from askmany.pipeline.config_file import load_config
+from askmany.pipeline.lock import IfRunning
 from askmany.pipeline.result import EXIT_CONFIG, EXIT_INTERNAL, EXIT_INTERRUPTED
 from askmany.pipeline.run import run
 
 
-def main(config: Path, overrides: Sequence[str] = (), *, dry_run: bool = False, quiet: bool = False) -> int:
+def main(
+    config: Path,
+    overrides: Sequence[str] = (),
+    *,
+    dry_run: bool = False,
+    quiet: bool = False,
+    if_running: IfRunning = "fail",
+    retry_errors: bool = False,
+) -> int:
     """Run a configuration and return the exit code."""
     console = Console(quiet=quiet)
-    return guarded(lambda: run(load_config(config, overrides), dry_run=dry_run, console=console).exit_code)
+    how: dict[str, Any] = {"dry_run": dry_run, "if_running": if_running, "retry_errors": retry_errors}
+    return guarded(lambda: run(load_config(config, overrides), console=console, **how).exit_code)
 
 
 def guarded(action: Callable[[], int]) -> int:

@@ -49,12 +49,12 @@ class Launch:
 
 def finish(launch: Launch, planned: PlannedRun, acks: Mapping[str, Shard], state: State) -> RunResult:
     """Seal and tell. Raises LockLostError, with nothing written, when another run holds the output now."""
-    opened, recorder = launch.opened, launch.recorder
+    opened, config = launch.opened, launch.opened.config
     launch.lock.renew()
-    if recorder is not None:
-        for name in planned.distrusted:
-            recorder.event("redone", {"object": name})
-        recorder.flush()
+    recorder = launch.recorder or Recorder(opened.store, config, opened.fingerprint, launch.lock.epoch, planned)
+    for name in planned.distrusted:
+        recorder.event("redone", {"object": name})
+    recorder.flush()
     planned_records = {group.name: group.records for group in planned.plan.groups}
     manifest = seal(opened.store, opened.fingerprint, planned_records, {**planned.done, **acks})
     if state == "complete" and not manifest.complete:
@@ -64,8 +64,7 @@ def finish(launch: Launch, planned: PlannedRun, acks: Mapping[str, Shard], state
         opened.store.remove_folder(ATTEMPTS)
     if opened.config.output.format != "parquet":
         write_jsonl(opened.store, manifest)
-    if recorder is not None:
-        recorder.settle(manifest, _ENDS.get(state, "failed"), launch.message)
+    recorder.settle(manifest, _ENDS.get(state, "failed"), launch.message)
     opened.store.put(REPORT, render(gather(opened.store)).encode("utf-8"))
     print_summary(launch.console, result, manifest, opened.config, launch.message)
     return result

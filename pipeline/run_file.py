@@ -14,6 +14,7 @@ from askmany.engine.errors import ConfigError
 from askmany.pipeline.commit import RUN
 from askmany.pipeline.storage import ObjectStore
 
+HIDDEN = "***"  # stands where a value is not told
 PACKAGES = ("torch", "transformers", "tokenizers", "ray", "pyarrow", "sglang")
 
 
@@ -45,6 +46,6 @@ def write_run(store: ObjectStore, values: Mapping[str, Any]) -> None:
 def redacted(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration fit for files: storage options keep their names and lose their values."""
     return {
-        key: dict.fromkeys(value, "***") if key == "storage_options" else redacted(value) if isinstance(value, Mapping) else value
+        key: dict.fromkeys(value, HIDDEN) if key == "storage_options" else redacted(value) if isinstance(value, Mapping) else value
         for key, value in config.items()
     }
