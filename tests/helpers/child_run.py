@@ -88,7 +88,7 @@ def start(folder: Path, config: Mapping[str, Any], trouble: Trouble | None = Non
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
 
 
-def result_of(process: subprocess.Popen[str], limit_s: float = 110.0) -> dict[str, Any]:
+def result_of(process: subprocess.Popen[str], limit_s: float = 240.0) -> dict[str, Any]:
     """The result that the process printed; its `exit_code` is the one of the command line. AssertionError when it printed none."""
     out, _ = process.communicate(timeout=limit_s)
     lines = out.strip().splitlines()
@@ -98,7 +98,7 @@ def result_of(process: subprocess.Popen[str], limit_s: float = 110.0) -> dict[st
 
 
 def run_child(
-    folder: Path, config: Mapping[str, Any], trouble: Trouble | None = None, limit_s: float = 110.0, **how: Any
+    folder: Path, config: Mapping[str, Any], trouble: Trouble | None = None, limit_s: float = 240.0, **how: Any
 ) -> dict[str, Any]:
     return result_of(start(folder, config, trouble, **how), limit_s)
 
