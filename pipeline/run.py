@@ -68,10 +68,14 @@ def run(
     """
     console = console or Console(stderr=True, quiet=True)
     builders = Builders(build_engine, build_preparer)
-    opened = open_run(as_config(config), build_preparer, own_output=not dry_run)
+    config = as_config(config)
+    if not dry_run and not is_local(config.output.uri):
+        require(check_output(config.output.uri, config.output.storage_options, here()))
+    opened = open_run(config, build_preparer, own_output=not dry_run)
     if dry_run:
         return show_plan(opened, builders, console)
-    require(check_output(opened.store.uri, opened.config.output.storage_options, here()))
+    if is_local(opened.store.uri):
+        require(check_output(opened.store.uri, opened.config.output.storage_options, here()))
     with locked(opened, if_running) as lock:
         launch = Launch(opened, lock, console, retry_errors)
         planned = take_up(opened, retry_errors)

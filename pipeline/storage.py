@@ -193,6 +193,7 @@ class ObjectStore:
 
     def open(self, name: str) -> IO[bytes]:
         """The object as a seekable stream."""
+        self._fs.invalidate_cache()  # an older listing may not know the object yet
         stream: IO[bytes] = self._call("get", name, self._fs.open, self._path(name), "rb")
         return stream
 

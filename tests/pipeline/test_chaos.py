@@ -22,7 +22,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, ray_address: str) -> tuple[P
     return folder, config, answers(output)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=[] if seed < 3 else [pytest.mark.slow]) for seed in range(40)])
 def test_no_answer_is_lost_doubled_or_changed(whole: tuple[Path, dict[str, Any], dict[Any, Any]], ray_address: str, seed: int) -> None:
     folder, config, expected = whole

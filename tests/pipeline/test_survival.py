@@ -20,7 +20,7 @@ from tests.helpers.child_run import Trouble, result_of, run_child, start
 from tests.helpers.runs import run_values, write_jsonl
 from tests.helpers.word_model import words
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 def values(folder: Path, address: str, count: int = 20, **sections: Any) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def values(folder: Path, address: str, count: int = 20, **sections: Any) -> dict
     return run_values(folder, questions=questions, workers=workers, metrics={"heartbeat_s": 0.5}, **sections)
 
 
-@pytest.mark.parametrize("dispatch", ["ray_data", "direct"])
+@pytest.mark.parametrize("dispatch", ["ray_data", pytest.param("direct", marks=pytest.mark.slow)])
 def test_a_poison_document_is_given_up_and_every_other_answered(tmp_path: Path, ray_address: str, dispatch: str) -> None:
     log = tmp_path / "log"
     log.mkdir()
@@ -63,6 +63,7 @@ def test_a_hang_ends_its_worker_alone_and_the_run_ends_by_itself(tmp_path: Path,
     assert 2.0 <= silent <= 4.0
 
 
+@pytest.mark.slow
 def test_a_late_first_error_changes_no_schema(tmp_path: Path, ray_address: str) -> None:
     """The optional count is null in every record of the first shards and the one failing document is in the last."""
     rows = [{"doc_id": f"doc-{n:03d}", "text": words(5, n)} for n in range(299)] + [{"doc_id": "zzz", "text": words(90)}]
@@ -77,7 +78,9 @@ def test_a_late_first_error_changes_no_schema(tmp_path: Path, ray_address: str) 
     assert ds.dataset(paths, schema=schemas[0]).to_table().num_rows == 300
 
 
-@pytest.mark.parametrize(("dispatch", "number"), [("ray_data", signal.SIGTERM), ("direct", signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("dispatch", "number"), [("ray_data", signal.SIGTERM), pytest.param("direct", signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_keeps_what_is_answered_and_exits_4(tmp_path: Path, ray_address: str, dispatch: str, number: int) -> None:
     log = tmp_path / "log"
     log.mkdir()
@@ -108,6 +111,7 @@ def test_a_signal_keeps_what_is_answered_and_exits_4(tmp_path: Path, ray_address
     assert not list(out.glob("attempts/*/*"))
 
 
+@pytest.mark.slow
 def test_a_preempted_worker_keeps_what_is_answered_and_is_charged_nothing(tmp_path: Path, ray_address: str) -> None:
     log = tmp_path / "log"
     log.mkdir()
@@ -141,7 +145,8 @@ def test_two_runs_on_one_output(tmp_path: Path, ray_address: str) -> None:
     assert len(answers(tmp_path / "out")) == 40
 
 
-def test_a_run_that_is_taken_over_stops_and_writes_no_more(tmp_path: Path, ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_a_run_that_is_taken_over_stops_and_writes_no_more(tmp_path: Path, ray_address: str) -> None:
     config = values(tmp_path, ray_address, workers={"count": 1, "dispatch": "direct"}, output={"shard_documents": 4})
     first = start(tmp_path, config, Trouble(pause_s=0.3))
     while not shards(tmp_path / "out") and first.poll() is None:
@@ -154,6 +159,7 @@ def test_a_run_that_is_taken_over_stops_and_writes_no_more(tmp_path: Path, ray_a
     assert read_manifest(ObjectStore(str(tmp_path / "out"), {})).complete
 
 
+@pytest.mark.slow
 def test_the_breaker_ends_a_run_of_errors_early(tmp_path: Path, ray_address: str) -> None:
     config = values(tmp_path, ray_address, 60, output={"shard_documents": 5}, errors={"stop_sample": 20, "stop_fraction": 0.3})
     config["workers"] |= {"max_attempts": 1, "count": 1, "dispatch": "direct"}
@@ -178,6 +184,7 @@ def test_errors_are_tried_again_when_asked_for_and_nothing_else_is(tmp_path: Pat
     assert {key: row for key, row in after.items() if key[0] != "doc-13"} == {k: r for k, r in before.items() if k[0] != "doc-13"}
 
 
+@pytest.mark.slow
 def test_an_unreadable_shard_is_redone_with_a_warning_and_finished_ones_are_not_opened(tmp_path: Path, ray_address: str) -> None:
     config = values(tmp_path, ray_address, output={"shard_documents": 4})
     assert run_child(tmp_path, config)["exit_code"] == 0
