@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -102,31 +101,34 @@ def make_plan(documents: pa.Table, speed: float, costs: CostModel, limits: Group
     prompt = _floats(documents, "document_tokens") + _floats(documents, "question_tokens")
     prompt = np.where(_floats(documents, "answerable") > 0, prompt, 0.0)
     cost = costs.estimate(prompt, _floats(documents, "answer_tokens"))
-    ids = np.array(documents.column("doc_id").to_pylist(), dtype=object)
-    order = np.lexsort((ids.astype(str), -cost)) if len(ids) else np.array([], dtype=np.int64)
-    table, cost = documents.take(pa.array(order)).combine_chunks(), cost[order]
-    runs = guided_groups(cost.tolist(), table.column("questions").to_pylist(), speed, limits)
-    names = [group_name(table.slice(start, stop - start)) for start, stop in runs]
-    order = np.concatenate([np.arange(start, stop) for start, stop in runs]) if runs else np.array([], dtype=np.int64)
-    table = table.take(pa.array(order, type=pa.int64()))
-    labels = [name for name, (start, stop) in zip(names, runs, strict=True) for _ in range(stop - start)]
-    columns = [*table.columns, pa.array(cost[order]), pa.array(labels, pa.string()).dictionary_encode()]
-    return from_table(pa.table(columns, schema=PLANNED))
+    keys = pa.table({"cost": cost, "doc_id": documents.column("doc_id")})
+    order = pc.sort_indices(keys, sort_keys=[("cost", "descending"), ("doc_id", "ascending")]).to_numpy().astype(np.int64)
+    del prompt, keys
+    records = np.ascontiguousarray(documents.column("questions").to_numpy()[order])
+    runs = guided_groups(cost[order].data, records.data, speed, limits)  # no list: this may be a million documents
+    order = order[np.concatenate([np.arange(start, stop) for start, stop in runs])] if runs else order
+    table = pa.table({name: documents.column(name).take(pa.array(order)).combine_chunks() for name in DOCUMENTS.names})
+    sizes = np.array([stop - start for start, stop in runs], dtype=np.int64)
+    ends = np.cumsum(sizes)
+    names = [group_name(table.slice(end - size, size)) for size, end in zip(sizes, ends, strict=True)]
+    labels = pa.DictionaryArray.from_arrays(pa.array(np.repeat(np.arange(len(runs), dtype=np.int32), sizes)), pa.array(names, pa.string()))
+    return from_table(pa.table([*table.columns, pa.array(cost[order]), labels], schema=PLANNED))
 
 
 def from_table(table: pa.Table) -> Plan:
     """A plan from its table: groups are the stretches of equal `group`."""
     table = table.combine_chunks()
-    names = table.column("group").to_pylist()
-    borders = [i for i in range(len(names)) if i == 0 or names[i] != names[i - 1]] + [len(names)]
-    groups = [_group(table, names[start], start, stop) for start, stop in itertools.pairwise(borders)]
-    return Plan(table, tuple(groups))
-
-
-def _group(table: pa.Table, name: str, start: int, stop: int) -> Group:
-    rows = table.slice(start, stop - start)
-    sums = [pc.sum(rows.column(column)).as_py() for column in ("questions", "document_tokens", "cost")]
-    return Group(name, start, stop, int(sums[0]), int(sums[1]), int(pc.max(rows.column("document_tokens")).as_py()), float(sums[2]))
+    if not table.num_rows:
+        return Plan(table, ())
+    column = table.column("group").chunk(0)
+    codes = column.indices.to_numpy()
+    starts = np.concatenate([[0], np.flatnonzero(codes[1:] != codes[:-1]) + 1])
+    stops = np.concatenate([starts[1:], [table.num_rows]])
+    sums = {name: np.add.reduceat(table.column(name).to_numpy(), starts).tolist() for name in ("questions", "document_tokens", "cost")}
+    longest = np.maximum.reduceat(table.column("document_tokens").to_numpy(), starts).tolist()
+    names = column.dictionary.take(pa.array(codes[starts])).to_pylist()
+    rows = zip(names, starts.tolist(), stops.tolist(), sums["questions"], sums["document_tokens"], longest, sums["cost"], strict=True)
+    return Plan(table, tuple(Group(*row) for row in rows))
 
 
 def group_name(rows: pa.Table) -> str:
@@ -140,6 +142,8 @@ def group_name(rows: pa.Table) -> str:
 
 def refuse_duplicate_documents(documents: pa.Table) -> None:
     """ConfigError naming a doc_id that occurs twice, and both places."""
+    if pc.count_distinct(documents.column("doc_id")).as_py() == documents.num_rows:
+        return
     counts = pc.value_counts(documents.column("doc_id"))
     twice = counts.filter(pc.greater(counts.field("counts"), 1))
     if not len(twice):
@@ -173,6 +177,6 @@ def to_bytes(plan: Plan, listing: str) -> bytes:
 
 def from_bytes(data: bytes) -> tuple[Plan, str]:
     """A plan and its listing hash from its file. Raises pa.ArrowException or KeyError when it is none."""
-    table = pq.read_table(io.BytesIO(data))
+    table = pq.read_table(io.BytesIO(data), read_dictionary=["uri", "format", "group"])
     listing = (table.schema.metadata or {})[b"listing"].decode()
     return from_table(table.select(PLANNED.names).cast(PLANNED)), listing
