@@ -67,8 +67,8 @@ class Answerer:
             else:
                 asked.append(_Asked(planned[locator], prepared, self._submit(group, prepared)))
         for item in asked:
-            if self._finished(item.ticket):
-                yield self._gather(item, attempt)
+            if self._finished(item.ticket) and self._finished(again := self._ask_lost_again(item.ticket)):
+                yield self._gather(replace(item, ticket=again), attempt)
 
     def failed(self, planned: PlannedDocument, reason: str, attempt: int) -> Answered:
         """Error records for a document that cannot be read, prepared or survived: one for each question it is known to have."""
@@ -105,7 +105,6 @@ class Answerer:
         prepared, ticket = asked.prepared, asked.ticket
         if ticket is not None:
             ticket.wait()
-            ticket = self._ask_lost_again(ticket)
         records = []
         for question in prepared.questions:
             if question.status is not None:
@@ -116,13 +115,12 @@ class Answerer:
         seconds = ticket.seconds if ticket is not None else 0.0
         return Answered(asked.planned.doc_id, tuple(records), seconds, prepared.document_tokens)
 
-    def _ask_lost_again(self, ticket: Ticket) -> Ticket:
-        """Questions that the engine lost are asked once more; the ticket with both outcomes."""
-        if not ticket.lost:
+    def _ask_lost_again(self, ticket: Ticket | None) -> Ticket | None:
+        """Questions that the engine lost are asked once more; a ticket that will have both outcomes."""
+        if ticket is None or not ticket.lost:
             return ticket
         lost = tuple(q for q in ticket.document.questions if q.question_id in ticket.lost)
         again = self._loop.submit(replace(ticket.document, questions=lost))
-        again.wait()
         again.results |= ticket.results
         again.refused |= ticket.refused
         return again
