@@ -29,7 +29,7 @@ from askmany.engine.prompts import PromptBuilder, PromptConfig
 from askmany.engine.request import Document, Question, Sampling, StreamResult
 from askmany.pipeline.eval_loaders import load_plain, read_data, rows_of
 
-OPTIONS = ("yes", "partly", "no", "not stated")
+OPTIONS = ("main subject", "mentioned in passing", "not mentioned", "cannot be told")
 TOPICS = (
     *("geography", "science", "sports", "politics", "economy", "religion", "war", "education", "technology", "art"),
     *("law", "medicine", "music", "nature", "industry", "transport", "language", "ancient history", "the twentieth century", "America"),
@@ -65,7 +65,7 @@ class Way:
 
 def make_ways(model: ResolvedModel, prompts: PromptBuilder, questions: int, kv_tokens: int) -> dict[str, Way]:
     """The three ways, each with an engine of its own that has answered once already."""
-    texts = [f"Is this text about {topic}? Answer with one of: {', '.join(OPTIONS)}." for topic in TOPICS[:questions]]
+    texts = [f"What is {topic} in this text? Answer with one of: {', '.join(OPTIONS)}." for topic in TOPICS[:questions]]
     decoded, scored = _decoded(prompts, texts), _scored(model, prompts, texts)
     asked = {"alone": decoded, "together": decoded, "labels": scored}
     ways = {}
