@@ -14,7 +14,7 @@ from askmany.engine.batch import StepBatch, build_batch
 from askmany.engine.constraints import Constraints, Masks
 from askmany.engine.errors import EngineError
 from askmany.engine.kv_pool import KVPool
-from askmany.engine.model_transformers import TransformersModel
+from askmany.engine.model import StepModel
 from askmany.engine.request import Stream
 from askmany.engine.sampler import Drawn, draw
 from askmany.engine.scoring import LabelScorer
@@ -24,7 +24,7 @@ from askmany.engine.step import Sampled, StepPlan
 class TorchExecutor:
     """Runs steps of `model` over `pool`, whose slots are pages of `page_size`. Without `constraints`, no question may have a grammar."""
 
-    def __init__(self, model: TransformersModel, pool: KVPool, page_size: int, constraints: Constraints | None = None) -> None:
+    def __init__(self, model: StepModel, pool: KVPool, page_size: int, constraints: Constraints | None = None) -> None:
         self.model = model
         self.pool = pool
         self.page_size = page_size

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from askmany.engine.errors import ConfigError
+from askmany.kernels.dense import MAX_SCORES
 
 POOL_SHARE = {"cpu": 0.5, "cuda": 0.9}  # of what is free once the weights are in and a step's work is set aside
 USEFUL_CONTEXTS = 4  # on a CPU, whose memory others want too, `auto` stops at so many whole contexts ...
@@ -43,6 +45,17 @@ def free_bytes(device: torch.device) -> int:
         if limit is not None and use is not None:
             free.append(max(0, limit - use))
     return min(free)
+
+
+def step_bytes(config: Any, head_dim: int, vocabulary: int, step_tokens: int, rows: int) -> int:
+    """An upper estimate of what a step of `step_tokens`, of which `rows` are sampled, needs beside weights and pool.
+
+    `config`: the decoder's own (`hidden_size`, `num_attention_heads`, ...).
+    """
+    hidden = int(config.hidden_size)
+    inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+    heads = int(config.num_attention_heads) * head_dim
+    return 4 * (step_tokens * (12 * hidden + 3 * inner + 6 * heads) + 4 * rows * vocabulary + MAX_SCORES)
 
 
 def check_weights(model: str, weight_bytes: int, device: torch.device, free: int) -> None:

@@ -20,9 +20,9 @@ from askmany.engine import model_probe
 from askmany.engine.batch import StepBatch
 from askmany.engine.errors import ConfigError
 from askmany.engine.kv_pool import KVPool, KVShape
+from askmany.engine.memory import step_bytes
 from askmany.engine.model_surgery import ROWS, in_row_blocks, lay_out_weights
 from askmany.engine.step_attention import StepAttention
-from askmany.kernels.dense import MAX_SCORES
 
 ATTENTION = "askmany"
 
@@ -94,10 +94,7 @@ class TransformersModel:
 
     def step_bytes(self, step_tokens: int, rows: int) -> int:
         """An upper estimate of what a step of `step_tokens`, of which `rows` are sampled, needs beside weights and pool."""
-        hidden = int(self._config.hidden_size)
-        inner = int(getattr(self._config, "intermediate_size", None) or 4 * hidden)
-        heads = int(self._config.num_attention_heads) * self.kv_shape.head_dim
-        return 4 * (step_tokens * (12 * hidden + 3 * inner + 6 * heads) + 4 * rows * self.vocabulary + MAX_SCORES)
+        return step_bytes(self._config, self.kv_shape.head_dim, self.vocabulary, step_tokens, rows)
 
     def forward(self, batch: StepBatch, pool: KVPool) -> Tensor:
         """Run one step: stores the rows' K and V in `pool`, returns the logits [N, V] of the batch's sampled rows."""

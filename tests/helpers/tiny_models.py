@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 VOCABULARY = 97
 _COMMON = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "max_position_embeddings": 512}
@@ -18,10 +18,15 @@ CONFIGS = {
 
 
 def tiny_model(name: str, seed: int = 0, vocabulary: int = VOCABULARY) -> PreTrainedModel:
-    """Random weights, wide enough that logits differ by O(1) between tokens."""
-    torch.manual_seed(seed)
+    """One of `CONFIGS` with random weights."""
     config = copy.deepcopy(CONFIGS[name])
     config.vocab_size = vocabulary
+    return random_model(config, seed)
+
+
+def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """Random weights, wide enough that logits differ by O(1) between tokens. Takes `config` over."""
+    torch.manual_seed(seed)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     for parameter in model.parameters():
         parameter.data.normal_(std=0.2) if parameter.ndim > 1 else parameter.data.add_(torch.randn_like(parameter) * 0.1)

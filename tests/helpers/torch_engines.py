@@ -17,6 +17,7 @@ from askmany.engine.engine import Engine
 from askmany.engine.executor import TorchExecutor
 from askmany.engine.fake import FakeDetokenizer
 from askmany.engine.kv_pool import KVPool
+from askmany.engine.model import StepModel
 from askmany.engine.model_transformers import TransformersModel
 from askmany.engine.request import Document, StreamResult
 from askmany.engine.step import Sampled, StepPlan
@@ -53,11 +54,16 @@ class PoisoningExecutor(TorchExecutor):
 def recording_engine(model: PreTrainedModel, config: EngineConfig) -> tuple[Engine, RecordingModel]:
     """An engine on a copy of `model`, in NaN-poisoned memory; the config must be resolved. No token ends an answer."""
     recorder = RecordingModel(copy.deepcopy(model), config.deterministic)
+    return poisoned_engine(recorder, config), recorder
+
+
+def poisoned_engine(model: StepModel, config: EngineConfig) -> Engine:
+    """An engine on `model` itself, in NaN-poisoned memory; the config must be resolved. No token ends an answer."""
     scheduler = build_scheduler(config)
-    pool = KVPool(recorder.kv_shape, config.kv_pages * config.page_size, recorder.device, poisoned=True)
-    executor = PoisoningExecutor(recorder, pool, config.page_size)
+    pool = KVPool(model.kv_shape, config.kv_pages * config.page_size, model.device, poisoned=True)
+    executor = PoisoningExecutor(model, pool, config.page_size)
     executor.free_pages = scheduler.tree.pool.free_pages
-    return Engine(scheduler, executor, FakeDetokenizer()), recorder
+    return Engine(scheduler, executor, FakeDetokenizer())
 
 
 def answers(engine: Engine, documents: Iterable[Document]) -> dict[Key, StreamResult]:

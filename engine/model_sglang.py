@@ -1,0 +1,221 @@
+"""Any decoder that SGLang has a class for, with our attention: SGLang's layers compute, our pool keeps K and V, our passes attend.
+
+SGLang publishes the attention backend of a forward pass in a context; ours stands there for the pass and knows the step. SGLang never sees
+a KV pool, a request or a schedule. A model whose attention ours does not implement (windows, soft caps, sinks, latent attention, ...) is
+refused when it is loaded, by what its layers say of themselves and by a probe of every layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from askmany.engine import model_probe
+from askmany.engine.batch import StepBatch
+from askmany.engine.errors import ConfigError, EngineError
+from askmany.engine.kv_pool import KVPool, KVShape
+from askmany.engine.memory import step_bytes
+from askmany.engine.sglang_compat import HostedModel, LoadFormat, decode_batch, extend_batch, installed_release
+from askmany.engine.step_attention import StepAttention
+
+
+class LayerAttention(Protocol):
+    """What a layer calls in a step."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """`q` [T, HQ, D], `k`, `v` [T, HKV, D]; output [T, HQ, D]."""
+        ...
+
+
+class _NoPool:
+    """What SGLang finds where it looks for its KV pool: nothing that a layer could write to by itself."""
+
+    dtype = None
+
+
+class StreamBackend:
+    """Stands where SGLang's attention backend would: hands every layer's q, k, v to the step's attention."""
+
+    token_to_kv_pool = _NoPool()
+    req_to_token_pool = None
+
+    def __init__(self, attention: LayerAttention) -> None:
+        self._attention = attention
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: Any, batch: Any, save_kv_cache: bool = True, **more: Any) -> Tensor:
+        """SGLang's signature: `q` [T, HQ * D], `k`, `v` [T, HKV, D]; returns [T, HQ * D]. Raises RuntimeError on what is not ours."""
+        asked = [name for name, value in more.items() if value is not None]
+        if asked or k is None or not save_kv_cache:
+            raise RuntimeError(f"layer {layer.layer_id} asks for {', '.join(asked) or 'keys that it stores itself'}")
+        heads, dim = layer.tp_q_head_num, layer.qk_head_dim
+        out = self._attention.attend(layer.layer_id, q.view(-1, heads, dim), k, v, layer.scaling)
+        return out.reshape(-1, heads * dim)
+
+    def get_fused_kv_write_buffers(self, layer: Any, batch: Any) -> None:
+        """No buffers that a layer may fill by itself (asked by 0.5.23)."""
+
+
+@dataclass(slots=True)
+class _Lone:
+    """The probe's reference: dense causal attention over the step's own rows, no pool. Notes which layers called."""
+
+    layers: list[int] = field(default_factory=list)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        self.layers.append(layer)
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, H, T, D]
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+        return out[0].transpose(0, 1)
+
+
+class SglangModel:
+    """A loaded decoder: `forward` a step over a KV pool of `kv_shape`."""
+
+    def __init__(self, hosted: HostedModel, name: str, device: torch.device, context_tokens: int | None = None) -> None:
+        """`context_tokens`: the longest text it will be given (default: the model's own limit).
+
+        Raises ConfigError if the model's attention is not ours.
+        """
+        self._hosted = hosted
+        self.name = name
+        self.device = device
+        self.vocabulary = int(hosted.config.vocab_size)
+        self.context_tokens = min(context_tokens or int(hosted.config.context_len), int(hosted.config.context_len))
+        self.kv_shape = self._shape()
+        with torch.inference_mode():
+            self._check_logits()
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+        context_tokens: int | None = None,
+        load_format: LoadFormat = "auto",
+    ) -> SglangModel:
+        """Load a folder of config and weights. `dtype` None keeps the checkpoint's; `load_format` dummy reads no weights.
+
+        Raises ConfigError in one line. A process holds one model of SGLang's at a time: `close` the one before.
+        """
+        if installed_release() is None:
+            raise ConfigError("engine.backend sglang: the package sglang is not installed")
+        named = "auto" if dtype is None else str(dtype).removeprefix("torch.")
+        try:
+            hosted = HostedModel(folder, device, named, load_format)
+        except Exception as error:  # files of strangers, read by several libraries: any error means that they cannot be loaded
+            raise ConfigError(f"model {folder} cannot be loaded by sglang {installed_release()}: {_one_line(error)}") from error
+        try:
+            return cls(hosted, str(folder), device, context_tokens)
+        except BaseException:
+            hosted.close()
+            raise
+
+    def close(self) -> None:
+        """Free what SGLang holds in this process beside the weights."""
+        self._hosted.close()
+
+    def step_bytes(self, step_tokens: int, rows: int) -> int:
+        """An upper estimate of what a step of `step_tokens`, of which `rows` are sampled, needs beside weights and pool."""
+        return step_bytes(self._hosted.config.hf_text_config, self.kv_shape.head_dim, self.vocabulary, step_tokens, rows)
+
+    def forward(self, batch: StepBatch, pool: KVPool) -> Tensor:
+        """Run one step: stores the rows' K and V in `pool`, returns the logits [N, V] of the batch's sampled rows, in their order.
+
+        Raises EngineError when a position lies beyond the context.
+        """
+        last = int(batch.positions.max())
+        if last >= self.context_tokens:
+            raise EngineError(f"model {self.name}: position {last} lies beyond its context of {self.context_tokens} tokens")
+        return self._run(batch, StepAttention.of(batch, pool, self.device, None))
+
+    def _run(self, batch: StepBatch, attention: LayerAttention) -> Tensor:
+        backend = StreamBackend(attention)
+        ids, positions, slots = (x.to(self.device, non_blocking=True) for x in (batch.token_ids, batch.positions, batch.store_slots))
+        wanted = batch.sampled_rows
+        if len(wanted) == len(ids) and bool((wanted == torch.arange(len(wanted))).all()):
+            return self._hosted.run(backend, decode_batch(ids, positions, slots))
+        ordered, order = torch.sort(wanted)
+        runs = run_lengths(ordered, len(ids))
+        logits = self._hosted.run(backend, extend_batch(ids, positions, slots, runs.to(self.device, non_blocking=True)))
+        return logits[torch.argsort(order).to(self.device, non_blocking=True)]
+
+    def _shape(self) -> KVShape:
+        hosted = self._hosted
+        if not type(hosted.model).__module__.startswith("sglang.srt.models.") or "Transformers" in type(hosted.model).__name__:
+            raise self._refusal("SGLang has no class of its own for it")
+        if hosted.rope_rows is not None and hosted.rope_rows < self.context_tokens:
+            raise self._refusal(f"its rotary tables have {hosted.rope_rows} rows for a context of {self.context_tokens} tokens")
+        count = int(hosted.config.num_hidden_layers)
+        notes = model_probe.Notes(self.context_tokens)
+        notes.note_config(hosted.config.hf_text_config)
+        notes.asked.update(unsupported(hosted.attention_layers, hosted.config.hf_text_config, self.context_tokens))
+        if not notes.asked:
+            with torch.inference_mode():
+                self._probed(model_probe.probe_batch(self.vocabulary, 1), notes)
+        if complaint := notes.complaint(count):
+            raise self._refusal(complaint)
+        return KVShape(count, *notes.shapes[0], hosted.dtype)
+
+    def _check_logits(self) -> None:
+        """Every layer must attend once, in order, and the logits through the pool must be those of plain causal attention."""
+        lone = _Lone()
+        expected = self._probed(model_probe.probe_batch(self.vocabulary, 1), lone).clone()
+        if lone.layers != list(range(self.kv_shape.layers)):
+            raise self._refusal(f"a forward pass attends in the layers {lone.layers}")
+        pool = KVPool(self.kv_shape, model_probe.COPIES * model_probe.TOKENS, self.device)
+        batches = [model_probe.probe_batch(self.vocabulary, copies) for copies in (1, model_probe.COPIES)]
+        alone, among_copies = (self._probed(batch, StepAttention.of(batch, pool, self.device, None)).clone() for batch in batches)
+        if complaint := model_probe.logits_complaint(expected, alone, among_copies, False):
+            raise self._refusal(complaint)
+
+    def _probed(self, batch: StepBatch, attention: LayerAttention) -> Tensor:
+        try:
+            return self._run(batch, attention)
+        except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError) as error:
+            raise self._refusal(f"its layers do not run with this attention ({_one_line(error)})") from error
+
+    def _refusal(self, reason: str) -> ConfigError:
+        architecture = type(self._hosted.model).__name__
+        return ConfigError(f"model {self.name} ({architecture}) is not supported on sglang {installed_release()}: {reason}")
+
+
+def run_lengths(rows: Tensor, count: int) -> Tensor:
+    """Lengths [N or N + 1] int32 of consecutive runs over `count` rows that end at each of `rows` (ascending); the last takes the rest."""
+    ends = torch.cat([rows + 1, torch.tensor([count])])
+    lengths = torch.diff(ends, prepend=torch.tensor([0]))
+    return (lengths if int(lengths[-1]) else lengths[:-1]).to(torch.int32)
+
+
+def unsupported(layers: list[Any], config: Any, context_tokens: int) -> set[str]:
+    """What SGLang's attention layers, or the model's config, ask for beyond plain causal attention."""
+    asked = {reason for layer in layers for reason in [layer_problem(layer, context_tokens)] if reason}
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "use_sliding_window", True) and not hasattr(config, "layer_types"):
+        if window < context_tokens:  # some of SGLang's classes leave it out; their answers would not be the model's own
+            asked.add(f"a sliding window of {window} tokens (the context is {context_tokens})")
+    return asked
+
+
+def layer_problem(layer: Any, context_tokens: int) -> str | None:
+    """How a RadixAttention layer differs from plain causal attention; None if it does not. A window as wide as the context is none."""
+    if layer.qk_head_dim != layer.v_head_dim:
+        return f"keys of {layer.qk_head_dim} and values of {layer.v_head_dim} elements"
+    if layer.logit_cap:
+        return f"scores capped at {layer.logit_cap}"
+    if 0 <= layer.sliding_window_size < context_tokens - 1:
+        return f"a sliding window of {layer.sliding_window_size + 1} tokens (the context is {context_tokens})"
+    if layer.is_cross_attention or layer.attn_type.value != "decoder":
+        return "more than causal self-attention"
+    if layer.use_irope or layer.pos_encoding_mode != "NONE" or layer.xai_temperature_len > 0:
+        return "scores that change with the position"
+    return None
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
