@@ -160,7 +160,8 @@ class SglangModel:
                 self._probed(model_probe.probe_batch(self.vocabulary, 1), notes)
         if complaint := notes.complaint(count):
             raise self._refusal(complaint)
-        return KVShape(count, *notes.shapes[0], hosted.dtype)
+        kv_heads, head_dim = notes.shapes[0]
+        return KVShape(count, kv_heads, head_dim, hosted.dtype)
 
     def _check_logits(self) -> None:
         """Every layer must attend once, in order, and the logits through the pool must be those of plain causal attention."""
@@ -196,9 +197,9 @@ def unsupported(layers: list[Any], config: Any, context_tokens: int) -> set[str]
     """What SGLang's attention layers, or the model's config, ask for beyond plain causal attention."""
     asked = {reason for layer in layers for reason in [layer_problem(layer, context_tokens)] if reason}
     window = getattr(config, "sliding_window", None)
-    if window and getattr(config, "use_sliding_window", True) and not hasattr(config, "layer_types"):
-        if window < context_tokens:  # some of SGLang's classes leave it out; their answers would not be the model's own
-            asked.add(f"a sliding window of {window} tokens (the context is {context_tokens})")
+    everywhere = getattr(config, "use_sliding_window", True) and not hasattr(config, "layer_types")
+    if window and everywhere and window < context_tokens:  # some of SGLang's classes leave it out: their answers are not the model's own
+        asked.add(f"a sliding window of {window} tokens (the context is {context_tokens})")
     return asked
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ SEAMS = (
     "sglang.srt.runtime_context:SpawnRanks",
     "sglang.srt.runtime_context:get_model",
 )
+SNAPSHOTS = Path(__file__).parents[1] / "engine" / "sglang"
 MODEL_SGLANG = Path(__file__).parents[2] / "engine" / "model_sglang.py"
 ABSENT = "absent"
 
@@ -43,6 +45,12 @@ ABSENT = "absent"
 def seams() -> dict[str, str]:
     """Parameters (or members, or fields) of every seam, names only with their kinds of default; `absent` where a release lacks it."""
     return {name: _describe(name) for name in SEAMS}
+
+
+def snapshot(release: str) -> dict[str, Any]:
+    """What is known of a release: its `seams` and the `fields` of ForwardBatch that a pass reads. Empty for another release."""
+    file = SNAPSHOTS / f"seams-{release}.json"
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def layer_attributes() -> set[str]:
