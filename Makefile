@@ -1,5 +1,6 @@
 # make demo    label the demo documents with SmolLM2 on this machine
 # make test    run the CPU test suite with coverage
+# make test-sglang  run the tests of the SGLang backend on the CPU, with each supported release in an environment of its own
 # make check   ruff and mypy
 # Each makes its own .venv first. Another interpreter: make test PYTHON=/path/to/python3.12
 
@@ -10,7 +11,12 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
 PYTHON ?= $(shell for p in python3.11 python3.12 python3 python; do \
 	$$p -c '$(SUPPORTED)' >/dev/null 2>&1 && { echo $$p; break; }; done)
 
-.PHONY: demo test check clean
+# SGLang's side environments see what is installed in .venv and hold only what differs.
+SGLANG_RELEASES := 0.5.15.post1 0.5.23
+SGLANG_TESTS := tests/engine/sglang
+SGLANG_READY := $(SGLANG_RELEASES:%=.venv-sglang-%/.ready)
+
+.PHONY: demo test test-sglang check clean
 
 demo: $(READY)
 	rm -rf out/demo
@@ -18,6 +24,20 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
+
+test-sglang: $(SGLANG_READY)
+	@for release in $(SGLANG_RELEASES); do \
+		echo "SGLang $$release"; \
+		.venv-sglang-$$release/bin/python -m pytest -q $(SGLANG_TESTS) || exit 1; \
+	done
+
+$(SGLANG_READY): .venv-sglang-%/.ready: $(SGLANG_TESTS)/requirements.txt $(SGLANG_TESTS)/requirements-%.txt $(READY)
+	rm -rf $(@D)
+	$(BIN)/python -m venv --without-pip $(@D)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth
+	$(BIN)/python -m pip --disable-pip-version-check --python $(@D)/bin/python install --quiet --no-deps \
+		-r $(SGLANG_TESTS)/requirements.txt -r $(SGLANG_TESTS)/requirements-$*.txt
+	touch $@
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -32,4 +52,4 @@ $(READY): pyproject.toml constraints-cpu.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-sglang-* build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -60,8 +60,9 @@ class EngineConfig(BaseModel):
     """Live streams of a document at most (split) or of a request (interleaved); `auto`: as many as rows and pages allow."""
     batching: Batching = "continuous"
     """Interleaved only: whether a finished request's place is refilled at once, or when its whole batch is done."""
-    backend: Literal["auto", "transformers", "fake"] = "auto"
-    """What runs the model; `fake` computes made-up answers without one, to try a pipeline out."""
+    backend: Literal["auto", "transformers", "sglang", "fake"] = "auto"
+    """What runs the model. `auto`: SGLang on a GPU where it is installed and runs this model, else Transformers; `fake` computes made-up
+    answers without a model, to try a pipeline out."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights and KV. `auto`: float32 on a CPU, the model's own on a GPU."""
@@ -86,6 +87,8 @@ class EngineConfig(BaseModel):
             raise ValueError("batching run_to_completion needs layout interleaved, the layout is split")
         if self.kv_tokens != "auto" and self.kv_tokens < self.page_size:
             raise ValueError(f"kv_tokens {self.kv_tokens} is below one page of {self.page_size} tokens")
+        if self.backend == "sglang" and self.deterministic:
+            raise ValueError("deterministic needs backend transformers, the backend is sglang")
         self.limits  # noqa: B018 (its own checks)
         return self
 

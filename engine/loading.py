@@ -5,6 +5,7 @@ The only module that resolves `auto` values of the engine's config. Everything t
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Literal
 
@@ -17,8 +18,13 @@ from askmany.engine.errors import ConfigError
 from askmany.engine.executor import TorchExecutor
 from askmany.engine.grammar import GrammarCompiler
 from askmany.engine.kv_pool import KVPool
+from askmany.engine.model import StepModel
+from askmany.engine.model_sglang import SglangModel
 from askmany.engine.model_transformers import TransformersModel
 from askmany.engine.models import ResolvedModel
+from askmany.engine.sglang_compat import installed_release
+
+logger = logging.getLogger(__name__)
 
 
 def load_executor(model: ResolvedModel, config: EngineConfig, context_tokens: int) -> tuple[TorchExecutor, EngineConfig]:
@@ -26,7 +32,7 @@ def load_executor(model: ResolvedModel, config: EngineConfig, context_tokens: in
     device = torch.device(_device(config))
     dtype = _dtype(model, config, device)
     memory.check_weights(model.name, _weight_bytes(model, dtype), device, memory.free_bytes(device))
-    loaded = TransformersModel.load(model.folder, device, getattr(torch, dtype), config.deterministic, context_tokens)
+    loaded = _load_model(model, config, device, getattr(torch, dtype), context_tokens)
     need = memory.PoolNeed(
         model=model.name,
         token_bytes=loaded.kv_shape.token_bytes,
@@ -44,6 +50,22 @@ def load_executor(model: ResolvedModel, config: EngineConfig, context_tokens: in
     pool = KVPool(loaded.kv_shape, resolved.kv_pages * resolved.page_size, device)
     constraints = Constraints(partial(GrammarCompiler.load, model.folder, loaded.vocabulary, model.eos_token_ids))
     return TorchExecutor(loaded, pool, resolved.page_size, constraints), resolved
+
+
+def _load_model(model: ResolvedModel, config: EngineConfig, device: torch.device, dtype: torch.dtype, context_tokens: int) -> StepModel:
+    """`backend: auto` takes Transformers, with a warning, where SGLang refuses the model."""
+    if config.backend == "sglang" or (config.backend == "auto" and _prefers_sglang(config, device)):
+        try:
+            return SglangModel.load(model.folder, device, dtype, context_tokens)
+        except ConfigError as error:
+            if config.backend == "sglang":
+                raise
+            logger.warning("%s; Transformers runs it instead", error)
+    return TransformersModel.load(model.folder, device, dtype, config.deterministic, context_tokens)
+
+
+def _prefers_sglang(config: EngineConfig, device: torch.device) -> bool:
+    return device.type == "cuda" and not config.deterministic and installed_release() is not None
 
 
 def _device(config: EngineConfig) -> Literal["cpu", "cuda"]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from askmany.engine import memory
+from askmany.engine import loading, memory
 from askmany.engine.build import build_engine
 from askmany.engine.config import EngineConfig
 from askmany.engine.errors import ConfigError
@@ -62,3 +62,58 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(tiny: Resolv
 def test_a_pool_that_does_not_fit_is_refused(tiny: ResolvedModel) -> None:
     with pytest.raises(ConfigError, match=r"engine\.kv_tokens 1000000000000"):
         load_executor(tiny, EngineConfig(device="cpu", kv_tokens=10**12), 100)
+
+
+class _Refusing:
+    """Stands in for `SglangModel`: refuses every model."""
+
+    asked: list[Path]
+
+    @classmethod
+    def load(cls, folder: Path, *arguments: object) -> None:
+        cls.asked.append(folder)
+        raise ConfigError(f"model {folder} is not supported on sglang 0.5.23: its attention asks for sinks")
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> type[_Refusing]:
+    """SGLang, installed, on what counts as a GPU."""
+    _Refusing.asked = []
+    monkeypatch.setattr(loading, "SglangModel", _Refusing)
+    monkeypatch.setattr(loading, "installed_release", lambda: "0.5.23")
+    return _Refusing
+
+
+def test_sglang_is_taken_when_named_and_its_refusal_is_final(tiny: ResolvedModel, refusing: type[_Refusing]) -> None:
+    with pytest.raises(ConfigError, match="asks for sinks"):
+        load_executor(tiny, EngineConfig(backend="sglang", device="cpu"), 64)
+    assert refusing.asked == [tiny.folder]
+
+
+def test_auto_takes_sglang_on_a_gpu_alone(tiny: ResolvedModel, refusing: type[_Refusing]) -> None:
+    load_executor(tiny, EngineConfig(device="cpu"), 64)
+    assert refusing.asked == []
+    assert loading._prefers_sglang(EngineConfig(), torch.device("cuda"))
+    assert not loading._prefers_sglang(EngineConfig(deterministic=True), torch.device("cuda"))
+    assert not loading._prefers_sglang(EngineConfig(), torch.device("cpu"))
+
+
+def test_auto_falls_back_with_a_warning(
+    tiny: ResolvedModel, refusing: type[_Refusing], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loading, "_prefers_sglang", lambda config, device: True)
+    executor, _ = load_executor(tiny, EngineConfig(device="cpu"), 64)
+    assert refusing.asked == [tiny.folder]
+    assert type(executor.model).__name__ == "TransformersModel"
+    assert "asks for sinks; Transformers runs it instead" in caplog.text
+
+
+def test_sglang_that_is_not_installed_is_refused(tiny: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("askmany.engine.model_sglang.installed_release", lambda: None)
+    with pytest.raises(ConfigError, match=r"^engine\.backend sglang: the package sglang is not installed$"):
+        load_executor(tiny, EngineConfig(backend="sglang", device="cpu"), 64)
+
+
+def test_deterministic_mode_is_not_sglangs() -> None:
+    with pytest.raises(ValueError, match="deterministic needs backend transformers, the backend is sglang"):
+        EngineConfig(backend="sglang", deterministic=True)
