@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from askmany.jobs.readme import filled, phrase
 
 ROOT = Path(__file__).parents[2]
