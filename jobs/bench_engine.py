@@ -153,7 +153,7 @@ def generate_each(model: PreTrainedModel, work: Work) -> Answers:
     for tail in work.tails:
         prompt = torch.tensor([work.prefix + tail])
         options[name] = cache if crop else copy.deepcopy(cache)
-        output = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
+        output = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)  # type: ignore[operator]
         answers.append(tuple(output[0, prompt.shape[1] :].tolist()))
         if crop:
             cache.crop(len(work.prefix) - cache.get_seq_length())
