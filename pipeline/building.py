@@ -57,4 +57,4 @@ def build_engine(config: RunConfig) -> Engine:
         return fake_engine(config.engine, kv_tokens=FAKE_KV_TOKENS, kv_bytes_per_token=model.kv_bytes_per_token(4))
     from askmany.engine.build import build_engine as build
 
-    return build(model, config.engine)
+    return build(model, config.engine, config.context_tokens)

@@ -30,7 +30,7 @@ from askmany.pipeline.preflight import check_on_a_worker, check_output, here, re
 from askmany.pipeline.preparing import Preparer
 from askmany.pipeline.recording import TooManyErrors, recording
 from askmany.pipeline.result import RunResult, State, make_result, run_values
-from askmany.pipeline.run_file import write_run
+from askmany.pipeline.run_file import read_run, write_run
 from askmany.pipeline.runtime import cluster
 from askmany.pipeline.storage import is_local
 from askmany.pipeline.summary import print_plan
@@ -77,6 +77,7 @@ def run(
     if is_local(opened.store.uri):
         require(check_output(opened.store.uri, opened.config.output.storage_options, here()))
     with locked(opened, if_running) as lock:
+        opened = as_it_stands(opened, config, build_preparer)
         launch = Launch(opened, lock, console, retry_errors)
         planned = take_up(opened, retry_errors)
         if planned is not None and not planned.todo:
@@ -91,6 +92,12 @@ def run(
             print_plan(console, opened, planned)
             launch.warn_of_distrusted(planned)
             return answer(launch, planned, pool, builders) if planned.todo else finish(launch, planned, {}, "complete")
+
+
+def as_it_stands(opened: OpenedRun, config: RunConfig, build_preparer: Callable[[RunConfig], Preparer]) -> OpenedRun:
+    """The run as its output tells of it once the lock is held: another may have begun it meanwhile, and with it set its date."""
+    before = read_run(opened.store)
+    return opened if before is None or before.get("identity") == opened.identity else open_run(config, build_preparer)
 
 
 def show_plan(opened: OpenedRun, builders: Builders, console: Console) -> RunResult:

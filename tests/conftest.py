@@ -12,6 +12,7 @@ from askmany.engine.models import ResolvedModel, resolve_model
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two test processes share the machine; tests of threading set their own number
 
 # Triton decides at import whether its kernels compile or run in its interpreter: without an NVIDIA device they can only be interpreted.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
