@@ -16,7 +16,7 @@ SGLANG_RELEASES := 0.5.15.post1 0.5.23
 SGLANG_TESTS := tests/engine/sglang
 SGLANG_READY := $(SGLANG_RELEASES:%=.venv-sglang-%/.ready)
 
-.PHONY: demo test test-sglang check clean
+.PHONY: demo test test-sglang $(SGLANG_RELEASES:%=test-sglang-%) check clean
 
 demo: $(READY)
 	rm -rf out/demo
@@ -25,11 +25,10 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=15 --cov --cov-report=term:skip-covered
 
-test-sglang: $(SGLANG_READY)
-	@for release in $(SGLANG_RELEASES); do \
-		echo "SGLang $$release"; \
-		.venv-sglang-$$release/bin/python -m pytest -q $(SGLANG_TESTS) || exit 1; \
-	done
+test-sglang: $(SGLANG_RELEASES:%=test-sglang-%)
+
+$(SGLANG_RELEASES:%=test-sglang-%): test-sglang-%: .venv-sglang-%/.ready
+	.venv-sglang-$*/bin/python -m pytest -q --timeout=300 $(SGLANG_TESTS)
 
 $(SGLANG_READY): .venv-sglang-%/.ready: $(SGLANG_TESTS)/requirements.txt $(SGLANG_TESTS)/requirements-%.txt $(READY)
 	rm -rf $(@D)
