@@ -1,6 +1,8 @@
 import threading
 import time
 
+import pytest
+
 from askmany.pipeline.gate import Gate
 
 
@@ -37,8 +39,5 @@ def test_suspects_are_alone_and_get_their_turn() -> None:
 def test_an_error_inside_opens_the_gate_again() -> None:
     gate = Gate()
     for passage in (gate.exclusive, gate.shared, gate.exclusive):
-        try:
-            with passage():
-                raise ValueError
-        except ValueError:
-            pass
+        with pytest.raises(ValueError, match="inside"), passage():
+            raise ValueError("inside")
