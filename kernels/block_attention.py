@@ -1,0 +1,114 @@
+"""Attention inside one rank behind one small interface: prepared once a step from a `SplitBatch` over a block of slots, run in every layer.
+
+    attend = blocks.prepare(batch, rows)     # once a step
+    out, lse = attend(q, k, v, scale)        # every layer: q [T, HQ, D] over k, v [S, HKV, D]; out fp32, log-sum-exp natural, fp32
+
+Rows of no item are 0 and -inf, so that parts over different blocks merge. `TorchBlocks` runs anywhere; `FlashBlocks` is
+FlashAttention-3 on Hopper, `block_triton.TritonBlocks` our own kernels on any GPU. Letters: T rows, S slots, HQ and HKV heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from askmany.kernels.layout import SplitBatch
+from askmany.kernels.passes import plan_split, to_device
+from askmany.kernels.torch_attention import planned_attention
+from askmany.kernels.vendor import flash_attention
+
+Attend = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+
+
+class BlockAttention(Protocol):
+    """Whatever can attend over a block of keys."""
+
+    def prepare(self, batch: SplitBatch, rows: int) -> Attend | None:
+        """The attention of `batch` for a query block of `rows` rows; None when no row sees a key."""
+        ...
+
+
+class TorchBlocks:
+    """PyTorch operations, on any device."""
+
+    def __init__(self, device: torch.device, row_block: int | None = None) -> None:
+        self._device, self._row_block = device, row_block
+
+    def prepare(self, batch: SplitBatch, rows: int) -> Attend | None:
+        """See `BlockAttention`."""
+        plan = to_device(plan_split(batch, self._row_block), self._device)
+        if not plan.own and not plan.shared:
+            return None
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+            return planned_attention(q, k, v, plan, scale)
+
+        return attend
+
+
+class FlashBlocks:
+    """FlashAttention-3: one call an item, read through a page table of single slots; parts merged in fp32."""
+
+    def __init__(self, device: torch.device) -> None:
+        function = flash_attention()
+        if function is None:
+            raise RuntimeError("FlashAttention-3 is not installed (packages sgl_kernel or flash_attn_interface)")
+        self._call, self._device = function, device
+
+    def prepare(self, batch: SplitBatch, rows: int) -> Attend | None:
+        """See `BlockAttention`."""
+        spans = [(torch.arange(i.row_start, i.row_start + i.row_count), i.slots, True) for i in batch.private]
+        spans += [(item.rows, item.slots, False) for item in batch.shared]
+        items = [self._item(*span) for span in spans if len(span[0]) and len(span[1])]
+        if not items:
+            return None
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+            out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+            lse = torch.full(q.shape[:2], float("-inf"), device=q.device)
+            for item_rows, pages, length, causal in items:
+                part, part_lse, *_ = self._call(
+                    q[item_rows][None], k[:, None], v[:, None], page_table=pages, cache_seqlens=length, causal=causal,
+                    softmax_scale=scale, return_softmax_lse=True,
+                )  # fmt: skip
+                out[item_rows], lse[item_rows] = merge_two(out[item_rows], lse[item_rows], part[0].float(), part_lse[0].T)
+            return out, lse
+
+        return attend
+
+    def _item(self, rows: Tensor, slots: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor, bool]:
+        pages = slots.to(self._device, torch.int32)[None]
+        return rows.to(self._device), pages, torch.tensor([len(slots)], dtype=torch.int32, device=self._device), causal
+
+
+def best_blocks(device: torch.device, dtype: torch.dtype, shape: Any = None) -> BlockAttention:
+    """The fastest that runs here: FlashAttention-3 on Hopper in 16 bit, else our kernels on a GPU, else PyTorch.
+
+    `shape`: the model's `tiles.AttentionShape` with pages of one slot; without it our kernels are left out.
+    """
+    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9 and dtype != torch.float32 and flash_attention():
+        return FlashBlocks(device)
+    if device.type == "cuda" and shape is not None:
+        from askmany.kernels.block_triton import TritonBlocks
+
+        return TritonBlocks(shape, device)
+    return TorchBlocks(device)
+
+
+def merge_two(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention over two disjoint sets of keys from each one's: outputs [T, HQ, D], log-sum-exp [T, HQ]; -inf for a set without keys."""
+    out, lse = merge_parts(torch.stack([out_a, out_b]), torch.stack([lse_a, lse_b]))
+    return out, lse
+
+
+def merge_parts(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for R parts: `outs` [R, T, HQ, D], `lses` [R, T, HQ], added in order (merge attention, arXiv 2411.01783, equation 4)."""
+    top = lses.amax(dim=0)  # [T, HQ]
+    safe = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
+    weights = torch.exp(lses - safe)  # [R, T, HQ]
+    total = weights.sum(dim=0)
+    share = weights / torch.where(total == 0, torch.ones_like(total), total)
+    return (outs * share[..., None]).sum(dim=0), safe + torch.log(total)
