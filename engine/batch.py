@@ -41,6 +41,7 @@ class StepBatch:
     sampled_rows: Tensor  # [N + M] int64
     sampled_streams: tuple[Stream, ...]  # N
     scored: tuple[ScoredRow, ...] = ()  # M
+    prefix_rows: int = 0  # the first so many rows feed prefixes, the others streams
 
 
 def build_batch(plan: StepPlan, page_size: int, slot_count: int) -> StepBatch:
@@ -74,6 +75,7 @@ class _Rows:
     sampled_streams: list[Stream] = field(default_factory=list)
     scored_rows: list[int] = field(default_factory=list)
     scored: list[ScoredRow] = field(default_factory=list)
+    prefix_rows: int = 0
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -98,6 +100,7 @@ class _Rows:
             sampled_rows=torch.tensor(self.sampled_rows + self.scored_rows, dtype=torch.int64),
             sampled_streams=tuple(self.sampled_streams),
             scored=tuple(self.scored),
+            prefix_rows=self.prefix_rows,
         )
 
 
@@ -122,6 +125,7 @@ class _Builder:
         self.rows.token_ids += node.token_ids[chunk.start : chunk.stop]
         self.rows.positions += range(node.start + chunk.start, node.start + chunk.stop)
         self.rows.store_slots.append(slots[chunk.start :])
+        self.rows.prefix_rows += chunk.stop - chunk.start
         return slots
 
 

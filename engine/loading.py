@@ -52,6 +52,28 @@ def load_executor(model: ResolvedModel, config: EngineConfig, context_tokens: in
     return TorchExecutor(loaded, pool, resolved.page_size, constraints), resolved
 
 
+def load_rank(model: ResolvedModel, config: EngineConfig, context_tokens: int, ranks: int) -> tuple[TransformersModel, int, EngineConfig]:
+    """For one of `ranks` ranks that share a context: the model, the tokens of KV this rank has room for, the resolved config.
+
+    `kv_tokens` of the config is each rank's; `auto` must leave room for an even share of the context. Raises ConfigError.
+    """
+    device = torch.device(_device(config))
+    dtype = _dtype(model, config, device)
+    memory.check_weights(model.name, _weight_bytes(model, dtype), device, memory.free_bytes(device))
+    loaded = TransformersModel.load(model.folder, device, getattr(torch, dtype), context_tokens=context_tokens)
+    need = memory.PoolNeed(
+        model=model.name,
+        token_bytes=loaded.kv_shape.token_bytes,
+        page_size=config.page_size,
+        context_tokens=-(-context_tokens // ranks) + config.page_size,
+        step_bytes=loaded.step_bytes(config.step_tokens, config.max_rows),
+    )
+    free = memory.free_bytes(device)
+    kv_tokens = memory.auto_tokens(need, device, free) if config.kv_tokens == "auto" else config.kv_tokens
+    memory.check_tokens(need, kv_tokens, device, free)
+    return loaded, kv_tokens, config.resolve(device=_device(config), dtype=dtype, kv_tokens=kv_tokens)
+
+
 def _load_model(model: ResolvedModel, config: EngineConfig, device: torch.device, dtype: torch.dtype, context_tokens: int) -> StepModel:
     """`backend: auto` takes Transformers, with a warning, where SGLang refuses the model."""
     if config.backend == "sglang" or (config.backend == "auto" and _prefers_sglang(config, device)):

@@ -22,7 +22,7 @@ from askmany.engine.errors import ConfigError
 from askmany.engine.kv_pool import KVPool, KVShape
 from askmany.engine.memory import step_bytes
 from askmany.engine.model_surgery import ROWS, in_row_blocks, lay_out_weights
-from askmany.engine.step_attention import StepAttention
+from askmany.engine.step_attention import LayerAttention, StepAttention
 
 ATTENTION = "askmany"
 
@@ -34,7 +34,7 @@ def _attention_hook(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    askmany: StepAttention | model_probe.Notes | None = None,
+    askmany: LayerAttention | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Transformers' attention signature: `query` [1, HQ, T, D], `key`, `value` [1, HKV, T, D]; returns [1, T, HQ, D]."""
@@ -92,15 +92,21 @@ class TransformersModel:
         device: torch.device = self._model.device
         return device
 
+    @property
+    def q_heads(self) -> int:
+        """Query heads of a layer."""
+        return int(self._config.num_attention_heads)
+
     def step_bytes(self, step_tokens: int, rows: int) -> int:
         """An upper estimate of what a step of `step_tokens`, of which `rows` are sampled, needs beside weights and pool."""
         return step_bytes(self._config, self.kv_shape.head_dim, self.vocabulary, step_tokens, rows)
 
     def forward(self, batch: StepBatch, pool: KVPool) -> Tensor:
         """Run one step: stores the rows' K and V in `pool`, returns the logits [N, V] of the batch's sampled rows."""
-        return self._run(batch, StepAttention.of(batch, pool, self.device, self._row_block))
+        return self.run(batch, StepAttention.of(batch, pool, self.device, self._row_block))
 
-    def _run(self, batch: StepBatch, attention: StepAttention | model_probe.Notes) -> Tensor:
+    def run(self, batch: StepBatch, attention: LayerAttention) -> Tensor:
+        """The same with an attention of the caller's, which also stores K and V; `batch.attention` and `store_slots` are not looked at."""
         ids, positions, rows = (
             tensor.to(self.device, non_blocking=True) for tensor in (batch.token_ids, batch.positions, batch.sampled_rows)
         )
@@ -122,7 +128,7 @@ class TransformersModel:
         notes = model_probe.Notes(context_tokens)
         notes.note_config(self._config)
         try:
-            self._run(model_probe.probe_batch(self.vocabulary, 1), notes)
+            self.run(model_probe.probe_batch(self.vocabulary, 1), notes)
         except (ValueError, KeyError, TypeError, RuntimeError, AssertionError, AttributeError) as error:
             raise self._refusal(f"it does not run through Transformers' attention interface ({_one_line(error)})") from error
         layers = int(self._config.num_hidden_layers)

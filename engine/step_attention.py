@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +13,14 @@ from askmany.engine.kv_pool import KVPool
 from askmany.kernels.layout import SplitBatch
 from askmany.kernels.passes import AttentionPlan, Run, as_run, plan_masked, plan_split, to_device
 from askmany.kernels.torch_attention import planned_attention
+
+
+class LayerAttention(Protocol):
+    """What a layer calls."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Take in `k`, `v` [T, HKV, D] of the step's rows, then attend with `q` [T, HQ, D]; output [T, HQ, D] in `q`'s dtype."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

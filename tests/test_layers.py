@@ -17,6 +17,12 @@ from tests.helpers.source import FOLDERS, ROOT, Import, imports_of, module_name,
 # The engine modules that may import torch; every other module of the engine belongs to the host half.
 DEVICE_HALF = {
     "batch",
+    "context_parallel",
+    "context_parallel_attention",
+    "context_parallel_build",
+    "context_parallel_rows",
+    "context_parallel_slots",
+    "context_parallel_step",
     "constraints",
     "executor",
     "grammar",

@@ -1,0 +1,141 @@
+"""From a resolved model, a config and this process's groups to an engine (the leader) or a follower."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from askmany.engine import loading
+from askmany.engine.config import EngineConfig
+from askmany.engine.constraints import Constraints
+from askmany.engine.context_parallel import ContextParallelModel, Groups, RankModel, follow
+from askmany.engine.context_parallel_pages import NotedPagePool
+from askmany.engine.context_parallel_rows import RowPolicy
+from askmany.engine.engine import Engine
+from askmany.engine.errors import ConfigError
+from askmany.engine.executor import TorchExecutor
+from askmany.engine.grammar import GrammarCompiler
+from askmany.engine.kv_pool import KVPool
+from askmany.engine.metrics import Metrics
+from askmany.engine.model_transformers import TransformersModel
+from askmany.engine.models import ResolvedModel
+from askmany.engine.prefix_tree import PrefixTree
+from askmany.engine.scheduler import SplitScheduler
+from askmany.engine.tokenizer import TextTokenizer
+from askmany.kernels.block_attention import best_blocks
+from askmany.kernels.ring_choice import Heads, Rules
+from askmany.kernels.tiles import AttentionShape
+
+
+@dataclass(frozen=True, slots=True)
+class ContextParallelMetrics(Metrics):
+    """The engine's counters, and the group's: sections of steps by way, and by the rule that chose it; bytes that rank 0 sent."""
+
+    sections_pass_kv: int = 0
+    sections_pass_q: int = 0
+    sections_gather_kv: int = 0
+    sections_gather_q: int = 0
+    sections_local: int = 0
+    chosen_by_size: int = 0  # equation 1
+    chosen_by_overlap: int = 0  # equation 2
+    chosen_by_way_home: int = 0  # equation 5
+    chosen_by_fit: int = 0
+    sent_bytes: int = 0
+
+
+_RULES = {"equation 1": "chosen_by_size", "equation 2": "chosen_by_overlap", "equation 5": "chosen_by_way_home", "fit": "chosen_by_fit"}
+
+
+class ContextParallelEngine(Engine):
+    """An engine whose model is spread over a group. `close` lets the followers end."""
+
+    group_model: ContextParallelModel
+
+    @property
+    def metrics(self) -> ContextParallelMetrics:
+        """Everything counted so far, choices included."""
+        plain = super().metrics
+        tally = self.group_model.rank.tally
+        counts: dict[str, int] = {"sent_bytes": tally.sent_bytes}
+        for (way, rule), sections in tally.sections.items():
+            for name in (f"sections_{way}", _RULES.get(rule)):
+                if name is not None:
+                    counts[name] = counts.get(name, 0) + sections
+        return ContextParallelMetrics(**{f.name: getattr(plain, f.name) for f in fields(Metrics)}, **counts)
+
+    @property
+    def reasons(self) -> dict[tuple[str, str], str]:
+        """The last comparison that led to each way and rule, in numbers."""
+        return dict(self.group_model.rank.tally.reasons)
+
+    def close(self) -> None:
+        """End the group; the engine must not be used any more."""
+        self.group_model.close()
+
+
+def build_rank(
+    model: TransformersModel,
+    kv_tokens: int,
+    config: EngineConfig,
+    groups: Groups,
+    policy: RowPolicy | None = None,
+    rules: Rules | None = None,
+) -> RankModel:
+    """This rank's part, with a pool of `kv_tokens`. Collective. Raises ConfigError for what a group cannot do."""
+    refuse_unfit(config)
+    pool = KVPool(model.kv_shape, kv_tokens // config.page_size * config.page_size, model.device)
+    shape = model.kv_shape
+    heads = Heads(model.q_heads, shape.kv_heads, shape.head_dim, shape.dtype.itemsize)
+    tiles = AttentionShape(heads.q_heads, heads.kv_heads, heads.head_dim, 1, shape.dtype) if 16 <= heads.head_dim <= 256 else None
+    blocks = best_blocks(model.device, shape.dtype, tiles)
+    size = groups.data.size
+    return RankModel(model, pool, pool.slots * size, groups, blocks, rules or Rules(heads, size), policy)
+
+
+def refuse_unfit(config: EngineConfig) -> None:
+    """ConfigError for settings that a group does not have."""
+    if config.layout != "split":
+        raise ConfigError(f"engine.layout {config.layout}: a context-parallel group runs the split layout alone")
+    if config.deterministic:
+        raise ConfigError("engine.deterministic: a context-parallel group has no deterministic mode; what is merged depends on its ranks")
+    if config.backend in ("sglang", "fake"):
+        raise ConfigError(f"engine.backend {config.backend}: a context-parallel group runs backend transformers alone")
+
+
+def leader_engine(
+    rank: RankModel, config: EngineConfig, detokenizer: TextTokenizer, eos_token_ids: tuple[int, ...], constraints: Constraints | None
+) -> ContextParallelEngine:
+    """The engine of rank 0, with the memory of all ranks as its pool."""
+    pages = NotedPagePool(len(rank.slots.owner) // config.page_size, config.page_size)
+
+    def take_freed() -> Tensor:
+        freed = torch.tensor(pages.take_freed(), dtype=torch.int64)[:, None] * config.page_size
+        return (freed + torch.arange(config.page_size)).flatten()
+
+    model = ContextParallelModel(rank, take_freed)
+    scheduler = SplitScheduler(pages, PrefixTree(pages), config.limits)
+    executor = TorchExecutor(model, rank.pool, config.page_size, constraints)
+    engine = ContextParallelEngine(scheduler, executor, detokenizer, eos_token_ids, rank.pool.shape.token_bytes)
+    engine.group_model = model
+    return engine
+
+
+def build_group_engine(
+    model: ResolvedModel, config: EngineConfig, groups: Groups, context_tokens: int | None = None
+) -> ContextParallelEngine | None:
+    """Load `model` on this rank. Rank 0 returns the engine; on the others this call is their whole life and returns None at its end.
+
+    Collective over the group. Raises ConfigError in one line.
+    """
+    refuse_unfit(config)
+    loaded, kv_tokens, resolved = loading.load_rank(model, config, context_tokens or model.context_tokens, groups.data.size)
+    kv_tokens = -int(groups.control.agree([-kv_tokens])[0])  # what the rank with the least memory has
+    rank = build_rank(loaded, kv_tokens, resolved, groups)
+    if groups.data.rank:
+        follow(rank)
+        return None
+    constraints = Constraints(partial(GrammarCompiler.load, model.folder, loaded.vocabulary, model.eos_token_ids))
+    return leader_engine(rank, resolved, TextTokenizer(model.folder), tuple(model.eos_token_ids), constraints)
