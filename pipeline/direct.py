@@ -6,7 +6,7 @@ acknowledge, rooms (tokens that the KV pool holds) from the workers themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +133,7 @@ class ActorPool:
         self._start_actor(worker)
 
 
-def dispatch_direct(job: Job, plan: Plan, groups: Sequence[Group], size: Pool, control: Any = None) -> Iterator[Ack]:
+def dispatch_direct(job: Job, plan: Plan, groups: Sequence[Group], size: Pool, control: Any = None) -> Generator[Ack, None, None]:
     """Hand out groups by pulling, yield acknowledgements as they come."""
     pool = ActorPool(job, plan, size, control)
     try:

@@ -5,7 +5,8 @@ One block of plan rows a group, in the plan's order; one acknowledgement row a g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 from askmany.pipeline.acks import Ack
 from askmany.pipeline.config import RunConfig
 from askmany.pipeline.engine_actor import EngineActor
+from askmany.pipeline.iteration import batches
 from askmany.pipeline.plan import PLANNED, Group, Plan
 from askmany.pipeline.runtime import resource
 from askmany.pipeline.worker import Job
@@ -46,7 +48,7 @@ def group_block(plan: Plan, group: Group) -> pa.Table:
     return plan.rows(group).cast(BLOCK).combine_chunks()
 
 
-def dispatch(job: Job, plan: Plan, groups: Sequence[Group], pool: Pool, control: Any = None) -> Iterator[Ack]:
+def dispatch(job: Job, plan: Plan, groups: Sequence[Group], pool: Pool, control: Any = None) -> Generator[Ack, None, None]:
     """Hand out groups in order, yield acknowledgements as they come. A worker that dies is started again and its groups are redone."""
     if job.config.workers.dispatch == "direct":
         from askmany.pipeline.direct import dispatch_direct
@@ -55,7 +57,7 @@ def dispatch(job: Job, plan: Plan, groups: Sequence[Group], pool: Pool, control:
     return dispatch_ray_data(job, plan, groups, pool, control)
 
 
-def dispatch_ray_data(job: Job, plan: Plan, groups: Sequence[Group], pool: Pool, control: Any = None) -> Iterator[Ack]:
+def dispatch_ray_data(job: Job, plan: Plan, groups: Sequence[Group], pool: Pool, control: Any = None) -> Generator[Ack, None, None]:
     """Through Ray Data's actor pool: it restarts, scales and holds back; it knows no costs and no speeds."""
     import ray.data
 
@@ -74,6 +76,6 @@ def dispatch_ray_data(job: Job, plan: Plan, groups: Sequence[Group], pool: Pool,
         num_cpus=pool.cpus,
         num_gpus=pool.gpus,
     )
-    batches: Iterator[Any] = iter(acks.iter_batches(batch_size=None, batch_format="pyarrow"))
-    for batch in batches:
-        yield from map(Ack.load, batch.column("ack").to_pylist())
+    with closing(batches(acks)) as blocks:
+        for block in blocks:
+            yield from map(Ack.load, block.column("ack").to_pylist())

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,8 +145,8 @@ def _collect(launch: Launch, planned: PlannedRun, pool: Pool, job: Job, watcher:
         launch.recorder.event("drained", {"all_workers": kept})
 
     state: State = "complete"
-    with draining_first(drain):
-        for ack in dispatch(job, planned.plan, planned.todo, pool, watcher.control):
+    with draining_first(drain), closing(dispatch(job, planned.plan, planned.todo, pool, watcher.control)) as acks:
+        for ack in acks:
             if ack.shard is None:
                 state = "interrupted"
             else:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from askmany.engine.errors import ConfigError
 from askmany.pipeline.config import InputConfig, RunConfig
 from askmany.pipeline.documents import DeadLetter, Locator, SourceDocument
+from askmany.pipeline.iteration import batches
 from askmany.pipeline.plan import DOCUMENTS
 from askmany.pipeline.preparing import Preparer
 from askmany.pipeline.questions import QuestionSetError
@@ -117,7 +118,7 @@ def run_survey(spans: Sequence[Span], config: RunConfig, build_preparer: Callabl
         return survey_spans(block, config.input, build_preparer(config))
 
     found = ray.data.from_arrow(blocks).map_batches(task, batch_size=None, batch_format="pyarrow", num_cpus=1)
-    return gather(list(found.iter_batches(batch_size=None, batch_format="pyarrow")), config.input)
+    return gather(list(batches(found)), config.input)
 
 
 def gather(tables: Sequence[pa.Table], columns: InputConfig) -> Survey:
