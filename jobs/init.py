@@ -91,7 +91,7 @@ workers:
   dispatch: ray_data        # ray_data, or direct: for GPUs of several kinds
   watchdog_s: 600.0         # a worker without a token for so long is ended; null: never
   stop_window_s: 2.0        # at SIGTERM, finished answers are kept within so many seconds
-  address: null             # of a Ray cluster; null: RAY_ADDRESS, or Ray on this machine
+  address: null             # of a Ray cluster; null: RAY_ADDRESS, or a Ray of its own here
 
 errors:
   max_fraction: 0.0         # a larger share of records with status error makes the exit code 3

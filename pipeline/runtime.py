@@ -55,7 +55,12 @@ def _start(address: str | None) -> None:
     if address is not None:
         options |= {"address": address}
     else:
-        options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1", "object_store_memory": _OBJECT_STORE_BYTES}
+        options |= {
+            "address": "local",
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
+            "object_store_memory": _OBJECT_STORE_BYTES,
+        }
     try:
         with _stderr_unless_raised():
             ray.init(**options)
