@@ -87,8 +87,8 @@ class EngineConfig(BaseModel):
             raise ValueError("batching run_to_completion needs layout interleaved, the layout is split")
         if self.kv_tokens != "auto" and self.kv_tokens < self.page_size:
             raise ValueError(f"kv_tokens {self.kv_tokens} is below one page of {self.page_size} tokens")
-        if self.backend == "sglang" and self.deterministic:
-            raise ValueError("deterministic needs backend transformers, the backend is sglang")
+        if self.backend == "sglang" and self.deterministic and self.device == "cpu":
+            raise ValueError("deterministic on a CPU needs backend transformers, the backend is sglang")
         self.limits  # noqa: B018 (its own checks)
         return self
 

@@ -38,6 +38,7 @@ class KVPool:
     def __init__(self, shape: KVShape, slots: int, device: torch.device, poisoned: bool = False) -> None:
         self.shape = shape
         self.slots = slots
+        self.device = device
         size = (slots, shape.kv_heads, shape.head_dim)
         self.k = [torch.empty(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
         self.v = [torch.empty(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]

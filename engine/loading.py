@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -18,11 +18,14 @@ from askmany.engine.errors import ConfigError
 from askmany.engine.executor import TorchExecutor
 from askmany.engine.grammar import GrammarCompiler
 from askmany.engine.kv_pool import KVPool
-from askmany.engine.model import StepModel
+from askmany.engine.model import LoadedModel
 from askmany.engine.model_sglang import SglangModel
 from askmany.engine.model_transformers import TransformersModel
 from askmany.engine.models import ResolvedModel
 from askmany.engine.sglang_compat import installed_release
+
+if TYPE_CHECKING:
+    from askmany.engine.kernel_steps import KernelSteps
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +52,14 @@ def load_executor(model: ResolvedModel, config: EngineConfig, context_tokens: in
     resolved = config.resolve(device=_device(config), dtype=dtype, kv_tokens=kv_tokens)
     pool = KVPool(loaded.kv_shape, resolved.kv_pages * resolved.page_size, device)
     constraints = Constraints(partial(GrammarCompiler.load, model.folder, loaded.vocabulary, model.eos_token_ids))
-    return TorchExecutor(loaded, pool, resolved.page_size, constraints), resolved
+    steps = _load_steps(loaded, pool, resolved, context_tokens) if device.type == "cuda" else None
+    return TorchExecutor(loaded, pool, resolved.page_size, constraints, steps), resolved
+
+
+def _load_steps(model: LoadedModel, pool: KVPool, config: EngineConfig, context_tokens: int) -> KernelSteps | None:
+    from askmany.engine.kernel_loading import load_steps  # Triton is there only where a GPU is
+
+    return load_steps(model, pool, config, context_tokens)
 
 
 def load_rank(model: ResolvedModel, config: EngineConfig, context_tokens: int, ranks: int) -> tuple[TransformersModel, int, EngineConfig]:
@@ -74,11 +84,11 @@ def load_rank(model: ResolvedModel, config: EngineConfig, context_tokens: int, r
     return loaded, kv_tokens, config.resolve(device=_device(config), dtype=dtype, kv_tokens=kv_tokens)
 
 
-def _load_model(model: ResolvedModel, config: EngineConfig, device: torch.device, dtype: torch.dtype, context_tokens: int) -> StepModel:
+def _load_model(model: ResolvedModel, config: EngineConfig, device: torch.device, dtype: torch.dtype, context_tokens: int) -> LoadedModel:
     """`backend: auto` takes Transformers, with a warning, where SGLang refuses the model."""
-    if config.backend == "sglang" or (config.backend == "auto" and _prefers_sglang(config, device)):
+    if config.backend == "sglang" or (config.backend == "auto" and _prefers_sglang(device)):
         try:
-            return SglangModel.load(model.folder, device, dtype, context_tokens)
+            return SglangModel.load(model.folder, device, dtype, context_tokens, deterministic=config.deterministic)
         except ConfigError as error:
             if config.backend == "sglang":
                 raise
@@ -86,8 +96,8 @@ def _load_model(model: ResolvedModel, config: EngineConfig, device: torch.device
     return TransformersModel.load(model.folder, device, dtype, config.deterministic, context_tokens)
 
 
-def _prefers_sglang(config: EngineConfig, device: torch.device) -> bool:
-    return device.type == "cuda" and not config.deterministic and installed_release() is not None
+def _prefers_sglang(device: torch.device) -> bool:
+    return device.type == "cuda" and installed_release() is not None
 
 
 def _device(config: EngineConfig) -> Literal["cpu", "cuda"]:

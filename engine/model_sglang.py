@@ -7,9 +7,10 @@ refused when it is loaded, by what its layers say of themselves and by a probe o
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,16 +21,9 @@ from askmany.engine.batch import StepBatch
 from askmany.engine.errors import ConfigError, EngineError
 from askmany.engine.kv_pool import KVPool, KVShape
 from askmany.engine.memory import step_bytes
-from askmany.engine.sglang_compat import HostedModel, LoadFormat, decode_batch, extend_batch, installed_release
-from askmany.engine.step_attention import StepAttention
-
-
-class LayerAttention(Protocol):
-    """What a layer calls in a step."""
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """`q` [T, HQ, D], `k`, `v` [T, HKV, D]; output [T, HQ, D]."""
-        ...
+from askmany.engine.model import StepRows
+from askmany.engine.sglang_compat import HostedModel, LoadFormat, capture_scope, decode_batch, extend_batch, installed_release
+from askmany.engine.step_attention import LayerAttention, StepAttention
 
 
 class _NoPool:
@@ -98,16 +92,20 @@ class SglangModel:
         dtype: torch.dtype | None = None,
         context_tokens: int | None = None,
         load_format: LoadFormat = "auto",
+        deterministic: bool = False,
     ) -> SglangModel:
-        """Load a folder of config and weights. `dtype` None keeps the checkpoint's; `load_format` dummy reads no weights.
+        """Load a folder of config and weights. `dtype` None keeps the checkpoint's; `load_format` dummy reads no weights; `deterministic`
+        makes every row's bits its own, on a GPU alone.
 
         Raises ConfigError in one line. A process holds one model of SGLang's at a time: `close` the one before.
         """
         if installed_release() is None:
             raise ConfigError("engine.backend sglang: the package sglang is not installed")
+        if deterministic and device.type == "cpu":
+            raise ConfigError("engine.backend sglang: deterministic needs a GPU; on a CPU it needs backend transformers")
         named = "auto" if dtype is None else str(dtype).removeprefix("torch.")
         try:
-            hosted = HostedModel(folder, device, named, load_format)
+            hosted = HostedModel(folder, device, named, load_format, deterministic)
         except Exception as error:  # files of strangers, read by several libraries: any error means that they cannot be loaded
             raise ConfigError(f"model {folder} cannot be loaded by sglang {installed_release()}: {_one_line(error)}") from error
         try:
@@ -119,6 +117,11 @@ class SglangModel:
     def close(self) -> None:
         """Free what SGLang holds in this process beside the weights."""
         self._hosted.close()
+
+    @property
+    def query_heads(self) -> int:
+        """Query heads of a layer."""
+        return int(self._hosted.config.hf_text_config.num_attention_heads)
 
     def step_bytes(self, step_tokens: int, rows: int) -> int:
         """An upper estimate of what a step of `step_tokens`, of which `rows` are sampled, needs beside weights and pool."""
@@ -133,6 +136,17 @@ class SglangModel:
         if last >= self.context_tokens:
             raise EngineError(f"model {self.name}: position {last} lies beyond its context of {self.context_tokens} tokens")
         return self._run(batch, StepAttention.of(batch, pool, self.device, None))
+
+    def run_rows(self, rows: StepRows, attention: LayerAttention) -> Tensor:
+        """Logits [W, V] of the wanted rows; nothing of it waits for the device. Positions must lie in the context."""
+        backend, at = StreamBackend(attention), (rows.token_ids, rows.positions, rows.slots)
+        if rows.wanted is None:
+            return self._hosted.run(backend, decode_batch(*at))
+        return self._hosted.run(backend, extend_batch(*at, rows.wanted.lengths))
+
+    def capture_scope(self) -> AbstractContextManager[None]:
+        """SGLang's own, in which its layers avoid what cannot be captured."""
+        return capture_scope()
 
     def _run(self, batch: StepBatch, attention: LayerAttention) -> Tensor:
         backend = StreamBackend(attention)

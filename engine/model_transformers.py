@@ -8,6 +8,7 @@ A model whose attention ours does not implement (windows, soft caps, sinks, line
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from askmany.engine.batch import StepBatch
 from askmany.engine.errors import ConfigError
 from askmany.engine.kv_pool import KVPool, KVShape
 from askmany.engine.memory import step_bytes
+from askmany.engine.model import StepRows
 from askmany.engine.model_surgery import ROWS, in_row_blocks, lay_out_weights
 from askmany.engine.step_attention import LayerAttention, StepAttention
 
@@ -104,6 +106,18 @@ class TransformersModel:
     def forward(self, batch: StepBatch, pool: KVPool) -> Tensor:
         """Run one step: stores the rows' K and V in `pool`, returns the logits [N, V] of the batch's sampled rows."""
         return self.run(batch, StepAttention.of(batch, pool, self.device, self._row_block))
+
+    def run_rows(self, rows: StepRows, attention: LayerAttention) -> Tensor:
+        """Logits [W, V] of the wanted rows."""
+        kept = 0 if rows.wanted is None else rows.wanted.rows  # 0 means all
+        ids, positions = rows.token_ids[None], rows.positions[None]
+        output = self._model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=kept, askmany=attention)
+        logits: Tensor = output.logits
+        return logits[0]
+
+    def capture_scope(self) -> AbstractContextManager[None]:
+        """Nothing needs to be held."""
+        return nullcontext()
 
     def run(self, batch: StepBatch, attention: LayerAttention) -> Tensor:
         """The same with an attention of the caller's, which also stores K and V; `batch.attention` and `store_slots` are not looked at."""

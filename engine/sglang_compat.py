@@ -41,11 +41,15 @@ class HostedModel:
     `runner` is SGLang's ModelRunner, `model` its module, `config` its ModelConfig, `dtype` that of the activations.
     """
 
-    def __init__(self, folder: str | Path, device: torch.device, dtype: str = "auto", load_format: LoadFormat = "auto") -> None:
-        """`load_format` dummy: weights are drawn at random and only the config is read. Raises whatever SGLang raises."""
+    def __init__(
+        self, folder: str | Path, device: torch.device, dtype: str = "auto", load_format: LoadFormat = "auto", invariant: bool = False
+    ) -> None:
+        """`load_format` dummy: weights are drawn at random and only the config is read. `invariant`: matrix products and norms whose bits
+        do not depend on the rows around (SGLang's batch-invariant operations, for GPUs). Raises whatever SGLang raises.
+        """
         _prepare_process(device)
         self._rendezvous = tempfile.TemporaryDirectory(prefix="askmany-sglang-")
-        arguments = _server_arguments(folder, device, dtype, load_format)
+        arguments = _server_arguments(folder, device, dtype, load_format, invariant)
         gpu = device.index or 0
         with _clean_on_failure(self.close), _environment(SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE=f"file://{self._rendezvous.name}/groups"):
             self.runner = _build_runner(arguments, gpu)
@@ -141,7 +145,7 @@ def _prepare_process(device: torch.device) -> None:
     logging.getLogger("sglang").setLevel(logging.ERROR)
 
 
-def _server_arguments(folder: str | Path, device: torch.device, dtype: str, load_format: LoadFormat) -> Any:
+def _server_arguments(folder: str | Path, device: torch.device, dtype: str, load_format: LoadFormat, invariant: bool) -> Any:
     from sglang.srt.server_args import ServerArgs
 
     return ServerArgs(
@@ -159,6 +163,7 @@ def _server_arguments(folder: str | Path, device: torch.device, dtype: str, load
         disable_cuda_graph=True,
         log_level="error",
         random_seed=0,
+        **({"enable_deterministic_inference": True} if invariant else {}),
     )
 
 

@@ -83,5 +83,5 @@ def _check_shapes(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots:
     if slots.shape != k.shape[:1]:
         raise ValueError(f"slots {tuple(slots.shape)} must hold one entry for each of {k.shape[0]} rows")
     for name, tensor in (("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
-        if tensor.stride()[1:] != (tensor.shape[2], 1):
+        if tensor.stride(2) != 1 or (tensor.shape[1] > 1 and tensor.stride(1) != tensor.shape[2]):
             raise ValueError(f"{name}: heads and head dim must be contiguous, strides are {tensor.stride()}")

@@ -139,7 +139,7 @@ def stream_mask(
         part, part_lse, q.stride(0), k_new.stride(0), v_new.stride(0), k_cache.stride(0), v_cache.stride(0),
         tokens, requests, splits, group, scale * math.log2(math.e),
         D=dim, BLOCK_D=block_d, BLOCK_M=tile.rows, BLOCK_N=tile.keys,
-        PARTS=block_d // 32 if q.dtype == torch.float32 else 1,
+        PARTS=max(1, block_d // 32) if q.dtype == torch.float32 else 1,
         BLOCK_B=max(16, triton.next_power_of_2(requests + 1)), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1:
@@ -186,5 +186,5 @@ def _check_shapes(q: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_ca
             f"q_sid {plan.q_sid.shape[0]} / slot_sid {slot_sid.shape[0]} do not fit {q.shape[0]} rows / {k_cache.shape[0]} slots"
         )
     for name, tensor in (("q", q), ("k_new", k_new), ("v_new", v_new), ("k_cache", k_cache), ("v_cache", v_cache)):
-        if tensor.stride()[1:] != (tensor.shape[2], 1):
+        if tensor.stride(2) != 1 or (tensor.shape[1] > 1 and tensor.stride(1) != tensor.shape[2]):
             raise ValueError(f"{name}: heads and head dim must be contiguous, strides are {tensor.stride()}")

@@ -17,6 +17,7 @@ from tests.helpers.source import FOLDERS, ROOT, Import, imports_of, module_name,
 # The engine modules that may import torch; every other module of the engine belongs to the host half.
 DEVICE_HALF = {
     "batch",
+    "chunk_pass",
     "context_parallel",
     "context_parallel_attention",
     "context_parallel_build",
@@ -27,8 +28,12 @@ DEVICE_HALF = {
     "executor",
     "grammar",
     "graphs",
+    "idle",
+    "kernel_loading",
+    "kernel_steps",
     "kv_pool",
     "loading",
+    "masked_space",
     "memory",
     "model_sglang",
     "model_transformers",
@@ -37,6 +42,10 @@ DEVICE_HALF = {
     "sampler",
     "scoring",
     "sglang_compat",
+    "space",
+    "space_makers",
+    "split_space",
+    "staging",
     "step_attention",
 }
 # Who may import a foreign package, as patterns of paths. A package that is not named here is free, but for the rules below.

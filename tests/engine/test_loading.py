@@ -70,7 +70,7 @@ class _Refusing:
     asked: list[Path]
 
     @classmethod
-    def load(cls, folder: Path, *arguments: object) -> None:
+    def load(cls, folder: Path, *arguments: object, **named: object) -> None:
         cls.asked.append(folder)
         raise ConfigError(f"model {folder} is not supported on sglang 0.5.23: its attention asks for sinks")
 
@@ -93,15 +93,14 @@ def test_sglang_is_taken_when_named_and_its_refusal_is_final(tiny: ResolvedModel
 def test_auto_takes_sglang_on_a_gpu_alone(tiny: ResolvedModel, refusing: type[_Refusing]) -> None:
     load_executor(tiny, EngineConfig(device="cpu"), 64)
     assert refusing.asked == []
-    assert loading._prefers_sglang(EngineConfig(), torch.device("cuda"))
-    assert not loading._prefers_sglang(EngineConfig(deterministic=True), torch.device("cuda"))
-    assert not loading._prefers_sglang(EngineConfig(), torch.device("cpu"))
+    assert loading._prefers_sglang(torch.device("cuda"))
+    assert not loading._prefers_sglang(torch.device("cpu"))
 
 
 def test_auto_falls_back_with_a_warning(
     tiny: ResolvedModel, refusing: type[_Refusing], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loading, "_prefers_sglang", lambda config, device: True)
+    monkeypatch.setattr(loading, "_prefers_sglang", lambda device: True)
     executor, _ = load_executor(tiny, EngineConfig(device="cpu"), 64)
     assert refusing.asked == [tiny.folder]
     assert type(executor.model).__name__ == "TransformersModel"
@@ -114,6 +113,7 @@ def test_sglang_that_is_not_installed_is_refused(tiny: ResolvedModel, monkeypatc
         load_executor(tiny, EngineConfig(backend="sglang", device="cpu"), 64)
 
 
-def test_deterministic_mode_is_not_sglangs() -> None:
-    with pytest.raises(ValueError, match="deterministic needs backend transformers, the backend is sglang"):
-        EngineConfig(backend="sglang", deterministic=True)
+def test_deterministic_mode_is_not_sglangs_on_a_cpu() -> None:
+    with pytest.raises(ValueError, match="deterministic on a CPU needs backend transformers, the backend is sglang"):
+        EngineConfig(backend="sglang", deterministic=True, device="cpu")
+    assert EngineConfig(backend="sglang", deterministic=True, device="cuda").deterministic

@@ -1,0 +1,41 @@
+"""Steps through the kernels for a loaded model, as its config wants them: layout, prefill, graphs.
+
+Imports Triton: to be imported where there is a GPU, or an interpreter.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from askmany.engine.chunk_pass import ChunkPass
+from askmany.engine.config import EngineConfig
+from askmany.engine.graphs import CudaCapturer
+from askmany.engine.kernel_steps import KernelSteps
+from askmany.engine.kv_pool import KVPool
+from askmany.engine.model import RowModel
+from askmany.engine.space_makers import KernelSetting, MaskedMaker, SplitMaker
+from askmany.kernels.plan import Chunking
+from askmany.kernels.tiles import AttentionShape
+from askmany.kernels.vendor_prefill import best_prefill
+
+logger = logging.getLogger(__name__)
+
+
+def load_steps(model: RowModel, pool: KVPool, config: EngineConfig, context_tokens: int) -> KernelSteps | None:
+    """Steps through the kernels, document chunks by the fastest prefill that is installed; None, with a warning, where they do not serve
+    the model's heads or pages. The config must be resolved."""
+    kv = pool.shape
+    try:
+        shape = AttentionShape(model.query_heads, kv.kv_heads, kv.head_dim, config.page_size, kv.dtype)
+    except ValueError as error:
+        logger.warning("model %s runs in PyTorch's own operations: the kernels do not serve it (%s)", model.name, error)
+        return None
+    vendor = None if config.deterministic else best_prefill(shape, pool.device)
+    setting = KernelSetting(
+        model, pool, config.page_size, config.limits, context_tokens,
+        chunking=Chunking(deterministic=config.deterministic), chunk_pass=ChunkPass(vendor[1]) if vendor else None,
+    )  # fmt: skip
+    logger.info("document chunks of %s are prefilled by %s", model.name, vendor[0] if vendor else "the project's kernels")
+    capturer = CudaCapturer(pool.device, model.capture_scope) if pool.device.type == "cuda" else None
+    maker = SplitMaker(setting) if config.layout == "split" else MaskedMaker(setting)
+    return KernelSteps(model, pool, maker, context_tokens, capturer)

@@ -1,0 +1,146 @@
+"""Steps on a device with kernels: which plans it can run, through a graph or not, and how the results come back without a wait.
+
+`launch` leaves the device working; `Launched.wait` brings tokens home. A step may feed on tokens that the one before drew and the host has
+not seen. Knows layouts only by what their `StepSpace`s are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from askmany.engine.errors import EngineError
+from askmany.engine.graphs import Bucket, Capturer, GraphRunner
+from askmany.engine.idle import DeviceClock
+from askmany.engine.kv_pool import KVPool
+from askmany.engine.model import RowModel
+from askmany.engine.paged import PENDING, PagedRows, can_page
+from askmany.engine.request import Stream
+from askmany.engine.sampler import Drawn
+from askmany.engine.space import StepSpace
+from askmany.engine.space_makers import SpaceMaker
+from askmany.engine.step import StepPlan
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step under way: W rows asked for logits, on behalf of `streams`."""
+
+    streams: tuple[Stream, ...]
+    space: StepSpace
+    tokens: Tensor  # [W] int64 on the host, filled when `done`
+    figures: Tensor  # [2, W] fp32: log-probabilities, margins
+    done: torch.cuda.Event | None
+
+    @property
+    def logits(self) -> Tensor:
+        """[W, V] on the device, until the next step is launched."""
+        assert self.space.logits is not None
+        return self.space.logits[: len(self.streams)]
+
+    def wait(self) -> list[Drawn]:
+        """The likeliest token of every row."""
+        if self.done is not None:
+            self.done.synchronize()
+        values = zip(self.tokens.tolist(), *self.figures.tolist(), strict=True)
+        return [Drawn(token, logprob, margin) for token, logprob, margin in values]
+
+
+class KernelSteps:
+    """Runs plans of one layout over `pool`. Without a `capturer` nothing is captured."""
+
+    def __init__(self, model: RowModel, pool: KVPool, maker: SpaceMaker, context_tokens: int, capturer: Capturer | None) -> None:
+        self.clock = DeviceClock(pool.device)
+        self._pool, self._maker, self._context_tokens = pool, maker, context_tokens
+        self._name = model.name
+        self._drawn = torch.zeros(maker.most_wanted, dtype=torch.int64, device=pool.device)
+        self._places: dict[int, int] = {}  # by stream id: where the last launch drew its token
+        self._read: tuple[StepPlan, PagedRows] | None = None
+        self._eager: StepSpace | None = None
+        self._graphs: GraphRunner | None = None
+        if capturer is not None:
+            self._graphs = GraphRunner(maker.buckets, self._make, maker.fits, capturer, maker.empty, self._drawn)
+
+    @property
+    def capture_s(self) -> dict[Bucket, float]:
+        """Seconds that each graph took to capture."""
+        return dict(self._graphs.capture_s) if self._graphs else {}
+
+    def covers(self, plan: StepPlan) -> bool:
+        """Whether the kernels run this plan; to be asked before each `launch`."""
+        if not can_page(plan):
+            return False
+        step = self._maker.read(plan)
+        self._read = (plan, step)
+        return self._maker.fits_eager(step)
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Start a step that is covered. Raises EngineError for a position beyond the context."""
+        assert self._read is not None, "launch follows covers"
+        assert self._read[0] is plan, "launch follows covers"
+        step, self._read = self._read[1], None
+        self._check_positions(step)
+        feeds = self._feeds(step)
+        with self.clock.step():
+            space = self._graphs.run(step, feeds) if self._graphs else None
+            if space is None:
+                space = self._run_eagerly(step, feeds)
+        self._places = {stream.stream_id: place for place, stream in enumerate(step.streams)}
+        return self._bring_home(step, space)
+
+    def warm(self, row_counts: Iterable[int]) -> None:
+        """Capture what decode steps of so many rows need."""
+        if self._graphs:
+            with torch.inference_mode():
+                self._graphs.warm([self._maker.sample(rows) for rows in row_counts])
+
+    def check(self) -> None:
+        """Wait for the device; RuntimeError if a step did not fit its work list."""
+        if self._graphs:
+            self._graphs.check()
+        if self._eager:
+            self._eager.layout.check()
+
+    def _make(self, bucket: Bucket, step: PagedRows) -> StepSpace:
+        with torch.inference_mode(False):  # buffers that live longer than a step
+            return self._maker.space(bucket, step, self._drawn)
+
+    def _run_eagerly(self, step: PagedRows, feeds: list[int]) -> StepSpace:
+        if self._eager is None:
+            with torch.inference_mode(False):
+                self._eager = self._maker.eager_space(self._drawn)
+        self._eager.load(step, feeds)
+        self._eager.compute(step.rows, len(step.wanted))
+        return self._eager
+
+    def _feeds(self, step: PagedRows) -> list[int]:
+        feeds = [-1] * step.rows
+        if PENDING in step.token_ids:
+            for row, stream in zip(step.wanted, step.streams, strict=True):
+                if step.token_ids[row] == PENDING:
+                    feeds[row] = self._places[stream.stream_id]
+        return feeds
+
+    def _bring_home(self, step: PagedRows, space: StepSpace) -> Launched:
+        count, out = len(step.wanted), space.greedy.out
+        if self._pool.device.type != "cuda":
+            return Launched(tuple(step.streams), space, out.tokens[:count].clone(), _figures(space, count).clone(), None)
+        tokens = torch.empty(count, dtype=torch.int64, pin_memory=True)
+        figures = torch.empty(2, count, dtype=torch.float32, pin_memory=True)
+        tokens.copy_(out.tokens[:count], non_blocking=True)
+        figures.copy_(_figures(space, count), non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        return Launched(tuple(step.streams), space, tokens, figures, done)
+
+    def _check_positions(self, step: PagedRows) -> None:
+        last = max(step.positions, default=0)
+        if last >= self._context_tokens:
+            raise EngineError(f"model {self._name}: position {last} lies beyond its context of {self._context_tokens} tokens")
+
+
+def _figures(space: StepSpace, count: int) -> Tensor:
+    return torch.stack([space.greedy.out.logprobs[:count], space.greedy.out.margins[:count]])

@@ -1,0 +1,55 @@
+"""The likeliest token of every row in one pass over the logits: its id, its log-probability, and the gap to the next.
+
+Fixed launches, no word to the host: can be captured. Knows nothing of streams.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from askmany.kernels.greedy_kernels import pick_rows, scan_rows
+
+BLOCK = 4096  # logits a program reads at once
+PROGRAMS = 1024  # about as many as keep a large GPU reading
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyTokens:
+    """For N rows: `tokens` [N] int64, `logprobs` [N] fp32 (nats), `margins` [N] fp32 (gap of the two largest logits)."""
+
+    tokens: Tensor
+    logprobs: Tensor
+    margins: Tensor
+
+
+class GreedyPick:
+    """Workspace and outputs for up to `rows` rows of `width` logits."""
+
+    def __init__(self, rows: int, width: int, device: torch.device) -> None:
+        self._parts = max(1, min(-(-width // BLOCK), PROGRAMS // rows, 64))
+        self._part_width = -(-width // self._parts)
+        floats = torch.zeros(3, rows, self._parts, dtype=torch.float32, device=device)
+        self._tops, self._seconds, self._sums = floats[0], floats[1], floats[2]
+        self._ids = torch.zeros(rows, self._parts, dtype=torch.int32, device=device)
+        self.out = GreedyTokens(
+            torch.zeros(rows, dtype=torch.int64, device=device), *torch.zeros(2, rows, dtype=torch.float32, device=device)
+        )
+
+    def run(self, logits: Tensor) -> None:
+        """Fill the first N rows of `out` from `logits` [N, V]; among equal logits the lowest id is taken. NaN logits give a NaN
+        log-probability. Raises ValueError if they are not dense in V."""
+        rows, width = logits.shape
+        if logits.stride(1) != 1 or rows > self.out.tokens.shape[0] or width > self._parts * self._part_width:
+            raise ValueError(f"logits {tuple(logits.shape)} with strides {logits.stride()} do not fit")
+        if rows == 0:
+            return
+        parts = (self._tops, self._ids, self._seconds, self._sums)
+        scan_rows[(rows, self._parts)](logits, *parts, logits.stride(0), width, self._part_width, PARTS=self._parts, BLOCK=BLOCK)
+        pick_rows[(rows,)](
+            *parts, self.out.tokens, self.out.logprobs, self.out.margins, width, PARTS=self._parts,
+            BP=triton.next_power_of_2(self._parts),
+        )  # fmt: skip

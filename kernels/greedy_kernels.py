@@ -1,0 +1,58 @@
+"""Triton kernels behind `greedy`: one pass over the logits, then one program a row."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scan_rows(
+    logits, tops, top_ids, seconds, sums, stride, width, part_width, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (row, part): the largest logit of the part and its lowest id, the second largest, and the sum of exp(logit - largest)."""
+    i_row, i_part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    begin = i_part * part_width
+    end = tl.minimum(begin + part_width, width)
+    top = float("-inf")
+    second = float("-inf")
+    total = 0.0
+    top_id = begin
+    for start in range(begin, end, BLOCK):
+        o_v = start + tl.arange(0, BLOCK)
+        b_x = tl.load(logits + i_row * stride + o_v, mask=o_v < end, other=float("-inf")).to(tl.float32)
+        b_top = tl.max(b_x, 0)
+        b_id = tl.min(tl.where(b_x == b_top, o_v, 2147483647), 0)
+        b_second = tl.max(tl.where(o_v == b_id, float("-inf"), b_x), 0)
+        new = tl.maximum(top, b_top)
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        total = total * tl.exp(top - safe) + tl.sum(tl.exp(b_x - safe), 0)
+        second = tl.maximum(tl.maximum(second, b_second), tl.minimum(top, b_top))
+        top_id = tl.where(b_top > top, b_id, top_id)
+        top = new
+    at = i_row * PARTS + i_part
+    tl.store(tops + at, top)
+    tl.store(top_ids + at, top_id)
+    tl.store(seconds + at, second)
+    tl.store(sums + at, total)
+
+
+@triton.jit
+def pick_rows(tops, top_ids, seconds, sums, tokens, logprobs, margins, width, PARTS: tl.constexpr, BP: tl.constexpr):
+    """Program (row): merge the parts."""
+    i_row = tl.program_id(0).to(tl.int64)
+    o_p = tl.arange(0, BP)
+    m_p = o_p < PARTS
+    b_top = tl.load(tops + i_row * PARTS + o_p, mask=m_p, other=float("-inf"))
+    b_id = tl.load(top_ids + i_row * PARTS + o_p, mask=m_p, other=2147483647)
+    b_second = tl.load(seconds + i_row * PARTS + o_p, mask=m_p, other=float("-inf"))
+    b_sum = tl.load(sums + i_row * PARTS + o_p, mask=m_p, other=0.0)
+    top = tl.max(b_top, 0)
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    token = tl.min(tl.where(b_top == top, b_id, 2147483647), 0)
+    others = tl.max(tl.where(b_id == token, float("-inf"), b_top), 0)
+    second = tl.maximum(others, tl.max(b_second, 0))
+    total = tl.sum(tl.where(m_p, b_sum * tl.exp(b_top - safe), 0.0), 0)
+    tl.store(tokens + i_row, tl.maximum(tl.minimum(token, width - 1), 0).to(tl.int64))
+    tl.store(logprobs + i_row, -tl.log(total))
+    tl.store(margins + i_row, top - second)

@@ -1,0 +1,154 @@
+"""Graphs on a CPU: a recorded step replayed at other steps equals an eager run; buckets are chosen and captured when it pays."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from askmany.engine.graphs import PATIENCE_CLOSER, PATIENCE_FIRST, Bucket, GraphRunner, request_buckets, row_buckets
+from askmany.engine.model_transformers import TransformersModel
+from askmany.engine.paged import PagedRows
+from askmany.engine.request import Document, Question, Sampling, StreamResult
+from askmany.kernels.store import launch_store, launch_store_ids
+from tests.engine.test_isolation import tokens
+from tests.engine.test_kernel_steps import config_of, same
+from tests.helpers.interpreter import INTERPRETED
+from tests.helpers.kernel_engines import CONFIGS, kernel_engine
+from tests.helpers.recorded import RecordingCapturer
+from tests.helpers.tiny_models import random_model
+from tests.helpers.torch_engines import Key, poisoned_engine
+
+
+class FakeSpace:
+    """Remembers what it was asked."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self.bucket, self.loaded = bucket, []  # type: ignore[var-annotated]
+
+    def load(self, step: PagedRows, feeds: Any) -> None:
+        self.loaded.append(step.rows)
+
+    def compute(self) -> None:
+        DRAWN.fill_(-7)  # as a capture over dummies does
+
+
+DRAWN = torch.arange(4)
+KERNELS = {"space": launch_store, "masked_space": launch_store_ids}
+
+
+class FakeCapturer:
+    def __init__(self) -> None:
+        self.captured = 0
+
+    def capture(self, work: Any) -> Any:
+        work()
+        self.captured += 1
+        return lambda: None
+
+
+def runner(*rows: int, mixed: int = 0) -> tuple[GraphRunner, FakeCapturer]:
+    buckets = [Bucket(count, count, True) for count in rows] + ([Bucket(mixed, 8, False)] if mixed else [])
+    capturer = FakeCapturer()
+    make = lambda bucket, step: FakeSpace(bucket)  # noqa: E731
+    return GraphRunner(buckets, make, lambda bucket, step: True, capturer, PagedRows(), DRAWN), capturer  # type: ignore[arg-type,return-value]
+
+
+def decode(rows: int) -> PagedRows:
+    return PagedRows(token_ids=[1] * rows, positions=[0] * rows, slots=[0] * rows, wanted=list(range(rows)))
+
+
+def test_the_first_steps_run_without_a_graph_and_then_their_bucket_is_captured() -> None:
+    graphs, capturer = runner(4, 16)
+    spaces = [graphs.run(decode(3), [-1] * 3) for _ in range(PATIENCE_FIRST + 1)]
+    assert spaces[:PATIENCE_FIRST] == [None] * PATIENCE_FIRST
+    assert spaces[-1].bucket.rows == 4  # type: ignore[union-attr]
+    assert spaces[-1].loaded == [0, 3]  # type: ignore[union-attr]  # dummies while captured, then the step
+    assert capturer.captured == 1
+    assert list(graphs.capture_s) == [Bucket(4, 4, True)]
+    assert DRAWN.tolist() == [0, 1, 2, 3]
+
+
+def test_a_larger_captured_bucket_serves_until_a_closer_one_pays() -> None:
+    graphs, capturer = runner(4, 16)
+    graphs.warm([decode(9)])
+    served = [graphs.run(decode(2), [-1] * 2).bucket.rows for _ in range(PATIENCE_CLOSER + 1)]  # type: ignore[union-attr]
+    assert served == [16] * PATIENCE_CLOSER + [4]
+    assert capturer.captured == 2
+
+
+def test_steps_with_tails_take_no_decode_bucket_and_too_large_ones_none() -> None:
+    graphs, _ = runner(4, 16, mixed=12)
+    step = decode(10)
+    step.wanted = [3, 9]
+    for _ in range(PATIENCE_FIRST):
+        assert graphs.run(step, [-1] * 10) is None
+    assert graphs.run(step, [-1] * 10).bucket == Bucket(12, 8, False)  # type: ignore[union-attr]
+    assert graphs.choose(decode(17)) is None
+    assert graphs.choose(PagedRows()) is None
+
+
+def test_a_warm_start_captures_largest_first_and_each_bucket_once() -> None:
+    graphs, capturer = runner(4, 16, 64)
+    graphs.warm([decode(3), decode(60), decode(4)])
+    assert [bucket.rows for bucket in graphs.capture_s] == [64, 4]
+    graphs.warm([decode(2), decode(61)])
+    assert capturer.captured == 2
+
+
+def test_buckets_cover_every_count() -> None:
+    for most in (1, 3, 16, 100, 256, 300):
+        rows = row_buckets(most)
+        assert rows[-1] == most
+        assert all(upper <= 2 * lower or upper - lower <= 64 for lower, upper in pairwise(rows[1:]))
+    assert request_buckets(5) == [1, 2, 4, 8]
+    assert request_buckets(8) == [1, 2, 4, 8]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="interpreted kernels alone can be recorded")
+@pytest.mark.parametrize("layout", ["split", "interleaved"])
+def test_replayed_steps_equal_the_passes(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One capture serves steps of other documents, lengths and row counts, dummies among them; nothing of the first step is baked in."""
+    for module in ("space", "masked_space"):
+        monkeypatch.setattr(f"askmany.engine.{module}.store{'_ids' if module == 'masked_space' else ''}", KERNELS[module])
+    rng = random.Random(3)
+    asked = [
+        tuple(Question(f"q{i}", tokens(rng, 1 + i), Sampling(2 + 2 * i)) for i in range(3)),
+        tuple(Question(f"q{i}", tokens(rng, 2), Sampling(4)) for i in range(1)),
+    ]
+    documents = [Document(f"d{i}", (tokens(rng, 5 + 9 * i),), questions) for i, questions in enumerate(asked)]
+    model, config = TransformersModel(random_model(CONFIGS["mqa"])), config_of(layout, max_rows=4, streams=4)
+
+    def run(engine: Any) -> dict[Key, StreamResult]:
+        found = {}
+        for document in documents:
+            engine.submit(document)
+            found |= {(result.document_key, result.question_id): result for result in engine.drain()}
+        return found
+
+    capturer = RecordingCapturer()
+    engine = kernel_engine(model, config, capturer)
+    steps = engine.executor.steps  # type: ignore[attr-defined]
+    steps.warm([3])
+    got = run(engine)
+    same(got, run(poisoned_engine(model, config)))
+    assert len(capturer.recorders) == 1
+    assert capturer.recorders[0].kernels > 5
+    assert sum(steps._graphs._wanted.values()) >= 8  # all decode steps went through the graph
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="interpreted kernels alone can be recorded")
+def test_the_stand_in_notices_what_a_graph_would_bake_in() -> None:
+    buffer, host, out = torch.ones(3), [2.0], torch.zeros(3)
+    replay = RecordingCapturer().capture(lambda: out.copy_(buffer * host[0]))
+    buffer.fill_(5.0)
+    replay()
+    assert out.tolist() == [10.0] * 3
+    host[0] = 3.0
+    replay()
+    assert out.tolist() == [10.0] * 3
+    with pytest.raises(RuntimeError, match="not permitted while capturing"):
+        RecordingCapturer().capture(lambda: out.fill_(buffer.sum().item()))
