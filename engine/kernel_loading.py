@@ -26,7 +26,7 @@ def load_steps(model: RowModel, pool: KVPool, config: EngineConfig, context_toke
     the model's heads or pages. The config must be resolved."""
     kv = pool.shape
     try:
-        shape = AttentionShape(model.query_heads, kv.kv_heads, kv.head_dim, config.page_size, kv.dtype)
+        shape = AttentionShape(model.q_heads, kv.kv_heads, kv.head_dim, config.page_size, kv.dtype)
     except ValueError as error:
         logger.warning("model %s runs in PyTorch's own operations: the kernels do not serve it (%s)", model.name, error)
         return None

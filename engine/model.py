@@ -46,7 +46,7 @@ class RowModel(Protocol):
         ...
 
     @property
-    def query_heads(self) -> int:
+    def q_heads(self) -> int:
         """Query heads of a layer."""
         ...
 

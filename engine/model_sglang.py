@@ -119,7 +119,7 @@ class SglangModel:
         self._hosted.close()
 
     @property
-    def query_heads(self) -> int:
+    def q_heads(self) -> int:
         """Query heads of a layer."""
         return int(self._hosted.config.hf_text_config.num_attention_heads)
 

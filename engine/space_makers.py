@@ -50,7 +50,7 @@ class KernelSetting:
     @property
     def shape(self) -> AttentionShape:
         kv = self.pool.shape
-        return AttentionShape(self.model.query_heads, kv.kv_heads, kv.head_dim, self.page_size, kv.dtype)
+        return AttentionShape(self.model.q_heads, kv.kv_heads, kv.head_dim, self.page_size, kv.dtype)
 
 
 class SpaceMaker(Protocol):
