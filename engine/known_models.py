@@ -74,7 +74,7 @@ def obtain(model: KnownModel, cache: Path) -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_name(folder.name + ".lock")):
+        with locked(folder.with_name(folder.name + ".lock")):
             if not folder.is_dir():
                 _make(model, folder)
     except OSError as error:
@@ -83,7 +83,8 @@ def obtain(model: KnownModel, cache: Path) -> Path:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """One process of this machine at a time."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)  # released when the file is closed, also by the death of the process
         yield

@@ -1,26 +1,23 @@
 """From a model's name to a folder and the facts that planning needs, before anything is loaded.
 
-A name is a known name (`smollm2`), a local folder, or a hub id; every refusal is one `ConfigError` line. Reads JSON files only: a driver
-without a GPU resolves a model too. Knows neither torch nor transformers.
+A name is a known name (`smollm2`), a local folder, a folder in a bucket (`s3://...`), or a hub id; every refusal is one `ConfigError` line.
+Reads JSON files only: a driver without a GPU resolves a model too. Knows neither torch nor transformers.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from askmany.engine.bucket_model import is_bucket, obtain_from_bucket
 from askmany.engine.errors import ConfigError
 from askmany.engine.known_models import KNOWN_MODELS, default_cache, obtain
+from askmany.engine.model_hash import SMALL_FILES, WEIGHT_FILES, model_hash, opener
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
-_SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
-_WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 _SANE_TOKENS = 1 << 40  # a tokenizer without a limit writes 1e30
-_HASHED_WHOLE_BYTES = 64 << 20
-_SAMPLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +48,9 @@ class ResolvedModel:
 def resolve_model(name: str, revision: str | None = None, cache_dir: Path | None = None, weights: bool = True) -> ResolvedModel:
     """Find (or fetch) the model called `name` and read its facts.
 
-    `revision`: a hub branch, tag or commit; for a known name or a folder it must be the hash that a former run recorded. `cache_dir`: where
-    known models are kept (default: `ASKMANY_CACHE`, else ~/.cache/askmany); the hub keeps its own. Without `weights` a hub model's
-    weights are checked for, not fetched. Raises `ConfigError` for a model that is missing, gated, incomplete or no decoder.
+    `revision`: a hub branch, tag or commit; for any other name it must be the hash that a former run recorded. `cache_dir`: where known
+    models and those of buckets lie (default: `ASKMANY_CACHE`, else ~/.cache/askmany); the hub keeps its own. Without `weights` those of
+    a hub or bucket are checked for, not fetched. Raises `ConfigError` for a model that is missing, gated, incomplete or no decoder.
     """
     folder, found = _locate(name, revision, cache_dir or default_cache(), weights)
     if revision is not None and found != revision and not _is_hub_id(name):
@@ -75,6 +72,10 @@ def _locate(name: str, revision: str | None, cache: Path, weights: bool) -> tupl
         if revision not in (None, model.sha256):
             raise ConfigError(f"model {name}: model_revision is {revision}, the known one is {model.sha256}")
         return obtain(model, cache), model.sha256
+    if is_bucket(name):
+        folder, found = obtain_from_bucket(name, revision, cache, weights)
+        _require_files(name, folder, weights)
+        return folder, found
     if _is_folder(name):
         folder = Path(name).expanduser().resolve()
         _require_files(name, folder, weights=True)
@@ -91,10 +92,10 @@ def _from_hub(name: str, revision: str | None, weights: bool) -> Path:
     import huggingface_hub as hub
     from huggingface_hub import errors
 
-    patterns = [*_SMALL_FILES, *(_WEIGHT_FILES if weights else ())]
+    patterns = [*SMALL_FILES, *(WEIGHT_FILES if weights else ())]
     try:
         folder = Path(hub.snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]))
-        if not weights and not _present(folder, _WEIGHT_FILES):
+        if not weights and not _present(folder, WEIGHT_FILES):
             _require_listed_weights(name, hub.list_repo_files(name, revision=folder.name))
     except errors.GatedRepoError as error:
         raise ConfigError(f"model {name}: gated on the hub; accept its terms there and log in (hf auth login, or HF_TOKEN)") from error
@@ -117,8 +118,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _require_listed_weights(name: str, files: list[str]) -> None:
-    if not any(Path(file).match(pattern) for file in files for pattern in _WEIGHT_FILES):
-        raise ConfigError(f"model {name}: holds no weights ({' or '.join(_WEIGHT_FILES)})")
+    if not any(Path(file).match(pattern) for file in files for pattern in WEIGHT_FILES):
+        raise ConfigError(f"model {name}: holds no weights ({' or '.join(WEIGHT_FILES)})")
 
 
 def _present(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
@@ -132,8 +133,8 @@ def _require_files(name: str, folder: Path, weights: bool) -> None:
         raise ConfigError(f"model {name}: {folder} holds no tokenizer.json; other tokenizer files must be converted to it first")
     if not weights:
         return
-    if not _present(folder, _WEIGHT_FILES):
-        raise ConfigError(f"model {name}: {folder} holds no weights ({' or '.join(_WEIGHT_FILES)})")
+    if not _present(folder, WEIGHT_FILES):
+        raise ConfigError(f"model {name}: {folder} holds no weights ({' or '.join(WEIGHT_FILES)})")
     for index in sorted(folder.glob("*.index.json")):
         shards = set(_read(index, required=True).get("weight_map", {}).values())
         missing = sorted(shard for shard in shards if not (folder / shard).is_file())
@@ -143,18 +144,7 @@ def _require_files(name: str, folder: Path, weights: bool) -> None:
 
 def folder_hash(folder: Path) -> str:
     """SHA-256 over the names, sizes and contents of a model folder's files; of a file over 64 MiB, its first and last MiB."""
-    total = hashlib.sha256()
-    for path in _present(folder, (*_SMALL_FILES, *_WEIGHT_FILES)):
-        size = path.stat().st_size
-        total.update(f"{path.name}\0{size}\0".encode())
-        with path.open("rb") as handle:
-            if size <= _HASHED_WHOLE_BYTES:
-                total.update(handle.read())
-            else:
-                total.update(handle.read(_SAMPLE_BYTES))
-                handle.seek(-_SAMPLE_BYTES, 2)
-                total.update(handle.read())
-    return total.hexdigest()
+    return model_hash((path.name, path.stat().st_size, opener(path)) for path in folder.iterdir() if path.is_file())
 
 
 def _read(path: Path, required: bool = False) -> dict[str, Any]:

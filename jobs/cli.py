@@ -1,6 +1,7 @@
 """The command line: one function a command. It parses, calls and prints; what is done lives in the pipeline.
 
-Exit codes: 0 all ok · 1 internal · 2 configuration or bad input · 3 more errors than allowed · 4 interrupted, resumable.
+Exit codes: 0 all ok · 1 internal · 2 configuration or bad input · 3 more errors than allowed · 4 interrupted, resumable
+· 5 an evaluation on a schedule became worse.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ from askmany.jobs import evaluate as evaluate_job
 from askmany.jobs import export as export_job
 from askmany.jobs import gc as gc_job
 from askmany.jobs import init as init_job
+from askmany.jobs import prefetch as prefetch_job
 from askmany.jobs import preview as preview_job
 from askmany.jobs import resume as resume_job
 from askmany.jobs import run as run_job
+from askmany.jobs import scheduled as scheduled_job
 from askmany.jobs import score as score_job
 from askmany.jobs import show as show_job
 from askmany.jobs import status as status_job
+from askmany.jobs import submit as submit_job
 from askmany.jobs.evaluate import BASELINES, Request
 from askmany.jobs.output_uri import Options, Output, open_output, storage_options
 from askmany.pipeline.config_file import load_config
+from askmany.pipeline.eval_schedule import Since, checked_date
 from askmany.pipeline.eval_tasks import TASKS
 from askmany.pipeline.lock import IfRunning
 from askmany.pipeline.score_report import ScoreRequest
@@ -63,6 +68,36 @@ def run(
     overrides = run_job.overrides(sets or [], model=model, output=output, limit=limit, strict=strict)
     how: dict[str, Any] = {"dry_run": dry_run, "quiet": quiet, "if_running": if_running, "retry_errors": retry_errors}
     raise typer.Exit(run_job.main(config, overrides, **how))
+
+
+@app.command()
+def submit(
+    config: Config,
+    sets: Sets = None,
+    model: Model = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="Where the answers go; the same as --set output.uri=...")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N documents.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse the run when a row of the input is no document.")] = False,
+    address: Annotated[str | None, typer.Option("--address", help="The job server's URL; RAY_API_SERVER_ADDRESS otherwise.")] = None,
+    run_id: Annotated[str | None, typer.Option("--run-id", help="Names the run on the cluster; from the configuration otherwise.")] = None,
+    retries: Annotated[int, typer.Option("--retries", min=0, help="How often to go on after a driver that died.")] = 2,
+    again: Annotated[bool, typer.Option("--again", help="Submit a run that has succeeded once more, for what is new.")] = False,
+    shared: Annotated[bool, typer.Option("--shared", help="Paths of this machine are the same on every node.")] = False,
+    wheel: Annotated[bool, typer.Option(help="Send this askmany along; otherwise the image's own is used.")] = True,
+    env: Annotated[list[str] | None, typer.Option("--env", metavar="NAME[=VALUE]", help="For driver and workers. Repeatable.")] = None,
+    runtime_env: Annotated[Path | None, typer.Option("--runtime-env", help="A YAML file with more of Ray's runtime_env.")] = None,
+    if_running: Waiting = "fail",
+    retry_errors: Again = False,
+    evaluation: Annotated[bool, typer.Option("--evaluate", help="An evaluation on a schedule instead of a run.")] = False,
+    date: Annotated[str | None, typer.Option("--date", help="With --evaluate, as there.")] = None,
+    since: Annotated[Since, typer.Option("--since", help="With --evaluate, as there.")] = "all",
+    smallest_drop: Annotated[float, typer.Option("--smallest-drop", min=0, max=1, help="With --evaluate, as there.")] = 0.0,
+) -> None:
+    """Run on a Ray cluster through its job server: follow the log, return the run's exit code. The same command joins it again."""
+    overrides = run_job.overrides(sets or [], model=model, output=output, limit=limit, strict=strict)
+    words = ("--date", checked_date(date), "--since", since, "--smallest-drop", str(smallest_drop)) if evaluation else None
+    how = submit_job.Options(address, run_id, retries, again, shared, wheel, tuple(env or ()), runtime_env, if_running, retry_errors, words)
+    raise typer.Exit(run_job.guarded(lambda: submit_job.main(config, overrides, how)))
 
 
 @app.command()
@@ -194,19 +229,39 @@ def audit(
 
 @app.command()
 def evaluate(
-    task: Annotated[str, typer.Argument(help=f"One of {', '.join(TASKS)}.")],
-    data: Annotated[str, typer.Option("--data", help="The task's file: a path or URI.")],
-    output: Annotated[str, typer.Option("--output", "-o", help="Folder or URI for answers and report.")] = "out/evaluation",
-    model: Annotated[str, typer.Option("--model", help="A known name, a local folder or a hub id.")] = "smollm2",
+    task: Annotated[str, typer.Argument(help=f"One of {', '.join(TASKS)}; or a run's YAML file, for an evaluation on a schedule.")],
+    data: Annotated[str | None, typer.Option("--data", help="The task's file: a path or URI.")] = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="Folder or URI for answers and report [out/evaluation].")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="A known name, a local folder or a hub id [smollm2].")] = None,
     baseline: Annotated[list[str] | None, typer.Option("--baseline", help=f"One of {', '.join(BASELINES)}. Repeatable.")] = None,
     sets: Sets = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N documents.")] = None,
     max_questions: Annotated[int | None, typer.Option("--max-questions", min=1, help="Only so many questions a document.")] = None,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Questions in one prompt of the batch-prompt baseline.")] = 10,
+    date: Annotated[str | None, typer.Option("--date", help="Schedule: the evaluation's date; today in UTC otherwise.")] = None,
+    since: Annotated[Since, typer.Option("--since", help="Schedule: ask all files, or those changed since the last success.")] = "all",
+    gold: Annotated[str | None, typer.Option("--gold", help="Schedule: JSON lines with right answers.")] = None,
+    webhook: Annotated[str | None, typer.Option("--webhook", envvar="ASKMANY_WEBHOOK", help="Schedule: hears of trouble.")] = None,
+    smallest_drop: Annotated[float, typer.Option("--smallest-drop", min=0, max=1, help="Schedule: a regression at least.")] = 0.0,
+    if_running: Waiting = "fail",
 ) -> None:
-    """Answer and score a published task, with baselines on the same model and data."""
-    request = Request(task, data, output, model, tuple(sets or ()), tuple(baseline or ()), limit, max_questions, batch_size)
+    """Answer and score a published task with baselines; or, given a configuration, evaluate it once more and tell what became worse."""
+    if scheduled_job.is_schedule(task):
+        overrides = run_job.overrides(sets or [], model=model, output=output, limit=limit)
+        how = scheduled_job.Options(date, since, gold, webhook, smallest_drop, if_running)
+        raise typer.Exit(run_job.guarded(lambda: scheduled_job.main(task, overrides, how, Console())))
+    names = (data or "", output or "out/evaluation", model or "smollm2")
+    request = Request(task, *names, tuple(sets or ()), tuple(baseline or ()), limit, max_questions, batch_size)
     raise typer.Exit(run_job.guarded(lambda: evaluate_job.main(request, Console())))
+
+
+@app.command()
+def prefetch(
+    model: Annotated[str, typer.Argument(help="A known name, a local folder, a folder in a bucket or a hub id.")],
+    revision: Annotated[str | None, typer.Option("--revision", help="The hash that it must have; a hub's branch, tag or commit.")] = None,
+) -> None:
+    """Fetch a model into this machine's cache, once for all processes, and print its hash."""
+    raise typer.Exit(run_job.guarded(lambda: prefetch_job.main(model, revision, Console())))
 
 
 @app.command()

@@ -124,6 +124,8 @@ def load(request: Request, console: Console) -> Evaluation:
     """Task, data and configuration; the data is written as the run's input."""
     if request.task not in TASKS:
         raise ConfigError(f"task {request.task!r} is none of {', '.join(TASKS)}")
+    if not request.data:
+        raise ConfigError(f"task {request.task}: its data is needed: --data FILE")
     unknown = sorted(set(request.baselines) - set(BASELINES))
     if unknown:
         raise ConfigError(f"baseline {unknown[0]!r} is none of {', '.join(BASELINES)}")

@@ -36,6 +36,7 @@ input:
   questions: null           # column of a document's own questions, asked after the shared ones
   keep: []                  # columns passed through to the answers, as text
   max_questions: null       # at most so many questions of a document
+  only: []                  # of the files found, only these (full URIs)
   limit: null               # only the first so many documents
   strict: false             # refuse the run when a row is no document (otherwise: dead_letters.jsonl)
   storage_options: {{}}       # for the storage driver; credentials are best left to its environment
@@ -84,9 +85,11 @@ long_documents:
   policy: error             # error (their records say too_long), truncate_head, truncate_tail, truncate_middle (flagged)
 
 workers:
-  count: auto               # auto: one for each GPU, or one with all cores
+  count: auto               # how many are wanted, nodes that join later included; auto: one for each GPU, or one with all cores
   cpus: auto
   gpus: auto
+  resources: {{}}             # custom resources of Ray that each takes as well
+  labels: {{}}                # of the nodes they may run on: ray.io/accelerator-type: "in(A100,RTX-A6000)"
   max_attempts: 3           # worker processes that may end with a document in them before it is given up
   dispatch: ray_data        # ray_data, or direct: for GPUs of several kinds
   watchdog_s: 600.0         # a worker without a token for so long is ended; null: never

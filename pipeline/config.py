@@ -33,6 +33,7 @@ class InputConfig(Section):
     questions: str | None = None
     keep: tuple[str, ...] = ()
     max_questions: Annotated[int, Field(ge=1)] | None = None
+    only: tuple[str, ...] = ()
     limit: Annotated[int, Field(ge=1)] | None = None
     strict: bool = False
     storage_options: dict[str, Any] = Field(default_factory=dict)
@@ -129,6 +130,9 @@ class LongDocumentsConfig(Section):
 class WorkersConfig(Section):
     """The actors that hold engines. `auto`: one for each GPU of the cluster, or one with every core of this machine.
 
+    `count` is how many are wanted: nodes that join later give those that could not be had at first. Each takes `cpus`, `gpus` and custom
+    `resources` of a node whose labels are as `labels` says (Ray's selectors: a value, `!value`, `in(a,b)`, `!in(a,b)`).
+
     `max_attempts` worker processes may end with a document in them before it is given up. A worker without a token for `watchdog_s`
     seconds is ended. At SIGTERM, finished answers are kept within `stop_window_s` seconds.
     """
@@ -136,6 +140,8 @@ class WorkersConfig(Section):
     count: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     cpus: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     gpus: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
     max_attempts: Annotated[int, Field(ge=1)] = 3
     dispatch: Literal["ray_data", "direct"] = "ray_data"
     watchdog_s: Annotated[float, Field(gt=0)] | None = 600.0

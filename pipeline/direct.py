@@ -103,8 +103,7 @@ class ActorPool:
     def _start_actor(self, worker: int) -> None:
         import ray
 
-        takes = {"num_cpus": self.size.cpus, "num_gpus": self.size.gpus}
-        actor = ray.remote(EngineActor).options(max_concurrency=4, max_restarts=0, **takes).remote(self.job, self.control)
+        actor = ray.remote(EngineActor).options(max_concurrency=4, max_restarts=0, **self.size.takes).remote(self.job, self.control)
         self.actors[worker] = actor
         self.rooms.pop(worker, None)
         self._asked[self.actors[worker].room.remote()] = worker

@@ -5,9 +5,9 @@ One block of plan rows a group, in the plan's order; one acknowledgement row a g
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -26,11 +26,19 @@ BLOCK = pa.schema([pa.field(f.name, f.type.value_type if pa.types.is_dictionary(
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """How many workers, and what each one takes of the cluster."""
+    """How many workers are wanted, and what each one takes of the cluster: resources of a node with these labels."""
 
     count: int
     cpus: float
     gpus: float
+    resources: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def takes(self) -> dict[str, Any]:
+        """As Ray is asked for it."""
+        more = {"resources": dict(self.resources), "label_selector": dict(self.labels)}
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus, **{key: value for key, value in more.items() if value}}
 
 
 def size_pool(config: RunConfig) -> Pool:
@@ -40,7 +48,7 @@ def size_pool(config: RunConfig) -> Pool:
     gpus = (1.0 if cuda else 0.0) if workers.gpus == "auto" else workers.gpus
     count = workers.count if workers.count != "auto" else max(1, int(resource("GPU") / gpus)) if gpus else 1
     cpus = workers.cpus if workers.cpus != "auto" else 1.0 if gpus else float(max(1, resource("CPU") // count))
-    return Pool(count, cpus, gpus)
+    return Pool(count, cpus, gpus, workers.resources, workers.labels)
 
 
 def group_block(plan: Plan, group: Group) -> pa.Table:
@@ -73,8 +81,7 @@ def dispatch_ray_data(job: Job, plan: Plan, groups: Sequence[Group], pool: Pool,
         batch_size=None,
         batch_format="pyarrow",
         compute=strategy,
-        num_cpus=pool.cpus,
-        num_gpus=pool.gpus,
+        **pool.takes,
     )
     with closing(batches(acks)) as blocks:
         for block in blocks:

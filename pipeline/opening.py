@@ -7,7 +7,7 @@ what run.json shows.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -68,13 +68,24 @@ def _date(store: ObjectStore) -> datetime:
 
 def input_files(columns: InputConfig, shared_questions: bool) -> list[InputFile]:
     """The input's files, each of a format that is read, the first of each format with the columns it needs."""
-    files = list_files(columns.uris, columns.storage_options)
+    files = _only(list_files(columns.uris, columns.storage_options), columns.only)
     first: dict[str, InputFile] = {}
     for file in files:
         first.setdefault(format_of(file.uri, columns.format), file)
     for kind, file in first.items():
         _refuse_missing_columns(file, kind, columns, shared_questions)
     return files
+
+
+def _only(files: list[InputFile], wanted: Sequence[str]) -> list[InputFile]:
+    """The files that are wanted, all without a wish. ConfigError for one that is not there."""
+    if not wanted:
+        return files
+    found = [file for file in files if file.uri in set(wanted)]
+    missing = sorted(set(wanted) - {file.uri for file in found})
+    if missing:
+        raise ConfigError(f"input.only: {missing[0]} is not among the {len(files)} files of the input")
+    return found
 
 
 def _refuse_missing_columns(file: InputFile, kind: str, columns: InputConfig, shared_questions: bool) -> None:

@@ -15,7 +15,7 @@ from askmany.pipeline.run_file import redacted, versions
 from askmany.pipeline.storage import ObjectStore
 
 State = Literal["planned", "running", "complete", "incomplete", "interrupted", "stopped", "failed"]
-EXIT_OK, EXIT_INTERNAL, EXIT_CONFIG, EXIT_ERRORS, EXIT_INTERRUPTED = 0, 1, 2, 3, 4
+EXIT_OK, EXIT_INTERNAL, EXIT_CONFIG, EXIT_ERRORS, EXIT_INTERRUPTED, EXIT_REGRESSED = 0, 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ def list_files(uris: Sequence[str], options: Mapping[str, Any]) -> list[InputFil
 
 def _list_one(uri: str, options: Mapping[str, Any]) -> list[InputFile]:
     fs, path = filesystem(uri, options)
+    fs.invalidate_cache()  # an input that has moved since this process last looked
     try:
         if MAGIC & set(path) and not fs.exists(path):
             base = path[: min(path.index(c) for c in MAGIC if c in path)].rpartition("/")[0]
