@@ -10,6 +10,7 @@ from askmany.engine.engine import Engine
 from askmany.engine.interleaved import InterleavedScheduler
 from askmany.engine.models import ResolvedModel
 from askmany.engine.pages import PagePool
+from askmany.engine.pipelined import PipelinedEngine
 from askmany.engine.prefix_tree import PrefixTree
 from askmany.engine.scheduler import Scheduler, SplitScheduler
 from askmany.engine.tokenizer import TextTokenizer
@@ -32,7 +33,8 @@ def build_engine(model: ResolvedModel, config: EngineConfig, context_tokens: int
     from askmany.engine.loading import load_executor
 
     executor, resolved = load_executor(model, config, context_tokens or model.context_tokens)
-    return Engine(
+    make = Engine if executor.steps is None else PipelinedEngine
+    return make(
         build_scheduler(resolved),
         executor,
         TextTokenizer(model.folder),

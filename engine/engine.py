@@ -36,6 +36,7 @@ class Engine:
         self._kv_bytes_per_token = kv_bytes_per_token
         self._answers: dict[int, GrowingAnswer] = {}  # by stream id
         self._metrics = Metrics()
+        self._plan: StepPlan | None = None  # of the turn under way
         self._broken: EngineError | None = None
 
     @property
@@ -72,13 +73,11 @@ class Engine:
         """One forward pass; the answers that it finished. Empty without work. Raises EngineError."""
         if self._broken:
             raise EngineError(f"the engine broke before: {self._broken}") from self._broken
-        plan = None
+        self._plan = None
         try:
-            started_s = perf_counter()
-            plan = self.scheduler.plan()
-            return self._run(plan, started_s) if plan else []
+            return self._turn(perf_counter())
         except Exception as error:
-            where = f"step {self._metrics.steps + 1}" + (f" ({describe(plan)})" if plan else "")
+            where = f"step {self._metrics.steps + 1}" + (f" ({describe(self._plan)})" if self._plan else "")
             self._broken = EngineError(f"{where} failed: {type(error).__name__}: {error}")
             raise self._broken from error
 
@@ -87,21 +86,27 @@ class Engine:
         while self.has_work:
             yield from self.step()
 
-    def _run(self, plan: StepPlan, started_s: float) -> list[StreamResult]:
+    def _turn(self, started_s: float) -> list[StreamResult]:
+        self._plan = plan = self.scheduler.plan()
+        if plan is None:
+            return []
         counted = measure(plan, self._kv_bytes_per_token)
-        sampled = self._execute(plan)
+        sampled = self._matched(plan, self.executor.execute(plan))
         finished = self.scheduler.advance(plan, sampled, self._judge(sampled))
+        return self._hand_out(plan, finished, counted, started_s)
+
+    def _hand_out(self, plan: StepPlan | None, finished: list[Stream], counted: Metrics, started_s: float) -> list[StreamResult]:
+        """The results of streams that ended in a turn that ran `plan`."""
         self.executor.release(finished)
         results = [self._answers.pop(stream.stream_id).result(stream) for stream in finished]
         if not self.has_work:
             self.scheduler.check_integrity()
         busy_s = perf_counter() - started_s
-        prefill_s = 0.0 if plan.runs or plan.masked else busy_s
+        prefill_s = 0.0 if plan is None or plan.runs or plan.masked else busy_s
         self._metrics += replace(counted, **_collected(finished, results), busy_s=busy_s, prefill_s=prefill_s)
         return results
 
-    def _execute(self, plan: StepPlan) -> list[Sampled]:
-        sampled = self.executor.execute(plan)
+    def _matched(self, plan: StepPlan, sampled: list[Sampled]) -> list[Sampled]:
         expected = plan.sampling_streams
         if len(sampled) != len(expected) or any(sample.stream is not stream for sample, stream in zip(sampled, expected, strict=True)):
             raise RuntimeError(f"the plan asks for a token of {len(expected)} streams, the executor gave {len(sampled)} or another order")

@@ -22,7 +22,7 @@ from askmany.engine.constraints import Constraints, Masks
 from askmany.engine.errors import EngineError
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.model import StepModel
-from askmany.engine.request import Stream
+from askmany.engine.request import PENDING, Stream
 from askmany.engine.sampler import Drawn, draw
 from askmany.engine.scoring import LabelScorer
 from askmany.engine.step import Sampled, StepPlan
@@ -77,6 +77,18 @@ class TorchExecutor:
         sampled = self._drawn_on_host(plan, launched)
         return Pending(lambda: sampled, ahead=False)
 
+    def device_times(self) -> tuple[float, float]:
+        """Seconds that a GPU was busy, and idle between steps, so far."""
+        if self.steps is None:
+            return 0.0, 0.0
+        self.steps.clock.collect()
+        return self.steps.clock.busy_s, self.steps.clock.idle_s
+
+    def pause(self) -> None:
+        """There is no work for now."""
+        if self.steps is not None:
+            self.steps.clock.pause()
+
     def release(self, streams: list[Stream]) -> None:
         """Forget grammar states and label scores."""
         self._scorer.release(streams)
@@ -109,6 +121,9 @@ class TorchExecutor:
     def _passes(self, plan: StepPlan) -> list[Sampled]:
         """The step in PyTorch's operations."""
         batch = build_batch(plan, self.page_size, self.pool.slots)
+        for row, stream in zip(batch.sampled_rows.tolist(), batch.sampled_streams, strict=False):
+            if self.steps is not None and batch.token_ids[row] == PENDING:
+                batch.token_ids[row] = self.steps.pending_token(stream)
         try:
             drawn = iter(self._draw_batch(batch))
         except RuntimeError as error:

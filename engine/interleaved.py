@@ -24,7 +24,7 @@ from askmany.engine.prefill import plan_chunks, ready
 from askmany.engine.prefix_tree import PrefixTree
 from askmany.engine.request import Document, DocumentState, FinishReason, InterleavedRequest, Phase, Stream
 from askmany.engine.step import MaskedRun, Sampled, StepPlan
-from askmany.engine.streams import book_sample, check_stream, open_stream
+from askmany.engine.streams import book_pending, book_sample, check_stream, may_decode, open_stream, settle_sample
 
 Entry = tuple[int, int]  # (sid, private token index)
 
@@ -61,6 +61,7 @@ class InterleavedScheduler:
         self._stream_ids = count()
         self._rows: dict[InterleavedRequest, _Row] = {}  # live requests in the order they started
         self._planned: StepPlan | None = None
+        self._unsettled = 0  # steps that were launched
 
     @property
     def has_work(self) -> bool:
@@ -80,28 +81,28 @@ class InterleavedScheduler:
         if self.limits.batching == "continuous" or not self._rows:
             self._start()
         fed = [row for row in self._rows.values() if ready(row.request.document)]
-        decoding = [_decode_run(row) for row in fed if not row.in_tails]
+        decoding = [run for row in fed if not row.in_tails if (run := _decode_run(row)).entries]
         weaving = [row for row in fed if row.in_tails]
         plan = self._plan_one_kind(decoding, weaving) if self.limits.deterministic else self._plan_mixed(decoding, weaving)
-        assert plan.tokens or not self.has_work, "there is work and nothing to do"
+        assert plan.tokens or not self.has_work or self._unsettled, "there is work and nothing to do"
         self._planned = plan if plan.tokens else None
         return self._planned
 
     def advance(self, plan: StepPlan, sampled: list[Sampled], finish: dict[int, FinishReason]) -> list[Stream]:
-        assert plan is self._planned, "advance without its plan"
-        self._planned = None
-        for chunk in plan.chunks:
-            chunk.node.stored = chunk.stop
-        for run in plan.masked:
-            for sid, index in run.entries:
-                run.request.sids.append(sid)
-                run.request.streams[sid].stored = index + 1
+        self._book_stored(plan)
         for sample in sampled:
             book_sample(sample, finish.get(sample.stream.stream_id))
-        for run in plan.masked:
-            if self._rows[run.request].done:
-                self._end(run.request)
-        return [sample.stream for sample in sampled if sample.stream.phase is Phase.DONE]
+        return self._ended(plan, sampled)
+
+    def launch(self, plan: StepPlan) -> None:
+        self._book_stored(plan)
+        self._unsettled += 1
+        for stream in plan.sampling_streams:
+            book_pending(stream)
+
+    def settle(self, plan: StepPlan, sampled: list[Sampled], finish: dict[int, FinishReason]) -> list[Stream]:
+        self._unsettled -= 1
+        return self._ended(plan, [sample for sample in sampled if settle_sample(sample, finish.get(sample.stream.stream_id))])
 
     def check_integrity(self) -> bool:
         self._admission.check_integrity([row.claim for row in self._rows.values()])
@@ -128,6 +129,23 @@ class InterleavedScheduler:
             group.append(stream)
             tokens += stream.budget_tokens
         return [*claims, Claim(state, tuple(group), tokens)]
+
+    def _book_stored(self, plan: StepPlan) -> None:
+        assert plan is self._planned, "advance without its plan"
+        self._planned = None
+        for chunk in plan.chunks:
+            chunk.node.stored = chunk.stop
+        for run in plan.masked:
+            for sid, index in run.entries:
+                run.request.sids.append(sid)
+                run.request.streams[sid].stored = index + 1
+
+    def _ended(self, plan: StepPlan, sampled: list[Sampled]) -> list[Stream]:
+        for run in plan.masked:
+            row = self._rows.get(run.request)  # a request may have ended while the step ran
+            if row is not None and row.done:
+                self._end(run.request)
+        return [sample.stream for sample in sampled if sample.stream.phase is Phase.DONE]
 
     def _start(self) -> None:
         for claim in self._admission.start():
@@ -189,5 +207,5 @@ def _tail_run(row: _Row, size: int) -> MaskedRun:
 
 def _decode_run(row: _Row) -> MaskedRun:
     streams = enumerate(row.request.streams)
-    entries = tuple((sid, stream.stored) for sid, stream in streams if stream.phase is Phase.DECODE)
+    entries = tuple((sid, stream.stored) for sid, stream in streams if may_decode(stream))
     return MaskedRun(row.request, row.stored, entries, tuple(range(len(entries))))

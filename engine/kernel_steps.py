@@ -17,8 +17,8 @@ from askmany.engine.graphs import Bucket, Capturer, GraphRunner
 from askmany.engine.idle import DeviceClock
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.model import RowModel
-from askmany.engine.paged import PENDING, PagedRows, can_page
-from askmany.engine.request import Stream
+from askmany.engine.paged import PagedRows, can_page
+from askmany.engine.request import PENDING, Stream
 from askmany.engine.sampler import Drawn
 from askmany.engine.space import StepSpace
 from askmany.engine.space_makers import SpaceMaker
@@ -59,6 +59,7 @@ class KernelSteps:
         self._drawn = torch.zeros(maker.most_wanted, dtype=torch.int64, device=pool.device)
         self._places: dict[int, int] = {}  # by stream id: where the last launch drew its token
         self._read: tuple[StepPlan, PagedRows] | None = None
+        self._last: Launched | None = None
         self._eager: StepSpace | None = None
         self._graphs: GraphRunner | None = None
         if capturer is not None:
@@ -89,7 +90,13 @@ class KernelSteps:
             if space is None:
                 space = self._run_eagerly(step, feeds)
         self._places = {stream.stream_id: place for place, stream in enumerate(step.streams)}
-        return self._bring_home(step, space)
+        self._last = self._bring_home(step, space)
+        return self._last
+
+    def pending_token(self, stream: Stream) -> int:
+        """The token that the last launch drew for a stream; waits for it."""
+        assert self._last is not None
+        return int(self._last.wait()[self._places[stream.stream_id]].token_id)
 
     def warm(self, row_counts: Iterable[int]) -> None:
         """Capture what decode steps of so many rows need."""

@@ -35,6 +35,8 @@ class Metrics:
     kv_bytes_alone: int = 0
     busy_s: float = 0.0  # wall time inside steps
     prefill_s: float = 0.0  # of that, inside steps that fed prefix tokens alone
+    device_busy_s: float = 0.0  # a GPU's own time inside steps ...
+    device_idle_s: float = 0.0  # ... and between them, while there was work
 
     def __add__(self, other: Metrics) -> Metrics:
         return Metrics(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})
@@ -68,9 +70,23 @@ class Metrics:
         admitted = self.prefix_hit_tokens + self.prefix_missed_tokens
         return self.prefix_hit_tokens / admitted if admitted else 0.0
 
+    @property
+    def device_idle_ratio(self) -> float:
+        """Share of the GPU's time that it waited for the host; 0.0 without a GPU."""
+        whole_s = self.device_busy_s + self.device_idle_s
+        return self.device_idle_s / whole_s if whole_s else 0.0
+
     def to_dict(self) -> dict[str, int | float]:
         """Counters and derived figures, for JSON."""
-        derived = ("kv_bytes_saved", "kv_reads_ratio", "fed_tokens", "tokens_per_s", "answer_tokens_per_s", "prefix_hit_ratio")
+        derived = (
+            "kv_bytes_saved",
+            "kv_reads_ratio",
+            "fed_tokens",
+            "tokens_per_s",
+            "answer_tokens_per_s",
+            "prefix_hit_ratio",
+            "device_idle_ratio",
+        )
         return asdict(self) | {name: getattr(self, name) for name in derived}
 
 

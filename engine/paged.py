@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from askmany.engine.prefix_tree import PrefixNode
 
 LEVELS = 3  # prefix nodes above a row that the kernels can follow
-PENDING = -1  # the token id of a row whose token the step before draws
 
 
 @dataclass(frozen=True, slots=True)

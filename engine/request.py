@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from askmany.engine.prefix_tree import PrefixNode
 
 FinishReason = Literal["stop", "length"]
+PENDING = -1  # the id of an answer token that is being drawn
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from askmany.engine.prefill import plan_chunks, ready
 from askmany.engine.prefix_tree import PrefixTree
 from askmany.engine.request import Document, FinishReason, Phase, Stream
 from askmany.engine.step import Sampled, StepPlan, StreamRun
-from askmany.engine.streams import book_sample, check_stream, open_stream
+from askmany.engine.streams import book_pending, book_sample, check_stream, may_decode, open_stream, settle_sample
 
 
 class Scheduler(Protocol):
@@ -50,6 +50,17 @@ class Scheduler(Protocol):
         """Book what the step did. `finish` names streams (by id) that end here; a stream at its budget ends anyway. Returns the ended."""
         ...
 
+    def launch(self, plan: StepPlan) -> None:
+        """Instead of `advance`, for a step whose tokens are not known yet: the next may be planned, with every stream going on."""
+        ...
+
+    def settle(self, plan: StepPlan, sampled: list[Sampled], finish: dict[int, FinishReason]) -> list[Stream]:
+        """The tokens of the oldest step that was launched; those of streams that have ended since are dropped. Returns the ended.
+
+        A stream may end here while a later step feeds it: its pages are free at once, since steps run in order on the device.
+        """
+        ...
+
     def check_integrity(self) -> bool:
         """True; fails with AssertionError naming what is wrong when pages, counts and states disagree."""
         ...
@@ -66,6 +77,7 @@ class SplitScheduler:
         self._stream_ids = count()
         self._live: dict[int, Claim] = {}  # by stream id, in the order they started
         self._planned: StepPlan | None = None
+        self._unsettled = 0  # steps that were launched
 
     @property
     def has_work(self) -> bool:
@@ -83,26 +95,28 @@ class SplitScheduler:
         assert self._planned is None, "the last plan was not advanced"
         self._start()
         streams = [claim.streams[0] for claim in self._live.values()]
-        decoding = [stream for stream in streams if stream.phase is Phase.DECODE]
+        decoding = [stream for stream in streams if may_decode(stream)]
         tails = [stream for stream in streams if stream.phase is Phase.TAIL and ready(stream.document)]
         plan = self._plan_one_kind(decoding, tails) if self.limits.deterministic else self._plan_mixed(decoding, tails)
-        assert plan.tokens or not self.has_work, "there is work and nothing to do"
+        assert plan.tokens or not self.has_work or self._unsettled, "there is work and nothing to do"
         self._planned = plan if plan.tokens else None
         return self._planned
 
     def advance(self, plan: StepPlan, sampled: list[Sampled], finish: dict[int, FinishReason]) -> list[Stream]:
-        assert plan is self._planned, "advance without its plan"
-        self._planned = None
-        for chunk in plan.chunks:
-            chunk.node.stored = chunk.stop
-        for run in plan.runs:
-            run.stream.stored = run.stop
+        self._book_stored(plan)
         for sample in sampled:
             book_sample(sample, finish.get(sample.stream.stream_id))
-        ended = [sample.stream for sample in sampled if sample.stream.phase is Phase.DONE]
-        for stream in ended:
-            self._end(stream)
-        return ended
+        return self._ended(sampled)
+
+    def launch(self, plan: StepPlan) -> None:
+        self._book_stored(plan)
+        self._unsettled += 1
+        for stream in plan.sampling_streams:
+            book_pending(stream)
+
+    def settle(self, plan: StepPlan, sampled: list[Sampled], finish: dict[int, FinishReason]) -> list[Stream]:
+        self._unsettled -= 1
+        return self._ended([sample for sample in sampled if settle_sample(sample, finish.get(sample.stream.stream_id))])
 
     def check_integrity(self) -> bool:
         self._admission.check_integrity(list(self._live.values()))
@@ -112,6 +126,20 @@ class SplitScheduler:
             assert stream.pages == claim.pages
             check_stream(stream)
         return True
+
+    def _book_stored(self, plan: StepPlan) -> None:
+        assert plan is self._planned, "advance without its plan"
+        self._planned = None
+        for chunk in plan.chunks:
+            chunk.node.stored = chunk.stop
+        for run in plan.runs:
+            run.stream.stored = run.stop
+
+    def _ended(self, sampled: list[Sampled]) -> list[Stream]:
+        ended = [sample.stream for sample in sampled if sample.stream.phase is Phase.DONE]
+        for stream in ended:
+            self._end(stream)
+        return ended
 
     def _start(self) -> None:
         for claim in self._admission.start():

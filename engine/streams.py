@@ -5,7 +5,7 @@ Only the schedulers call this, and nothing else writes a `Stream`.
 
 from __future__ import annotations
 
-from askmany.engine.request import FinishReason, Phase, Stream
+from askmany.engine.request import PENDING, FinishReason, Phase, Stream
 from askmany.engine.step import Sampled
 
 
@@ -30,6 +30,34 @@ def book_sample(sample: Sampled, reason: FinishReason | None) -> None:
         stream.phase = Phase.DONE
         stream.document.live -= 1
         stream.document.done += 1
+
+
+def book_pending(stream: Stream) -> None:
+    """A token is being drawn for the stream: it takes its place among the answer's tokens, unknown."""
+    stream.phase = Phase.DECODE
+    stream.answer_token_ids.append(PENDING)
+
+
+def settle_sample(sample: Sampled, reason: FinishReason | None) -> bool:
+    """The oldest pending token of a stream is known now; end the stream for `reason`, or at its budget. False, and nothing done, for a
+    stream that ended while the token was drawn."""
+    stream, answer = sample.stream, sample.stream.answer_token_ids
+    if stream.phase is Phase.DONE:
+        return False
+    at = len(answer) - 1
+    while at and answer[at - 1] == PENDING:
+        at -= 1
+    later = answer[at + 1 :]
+    del answer[at:]
+    book_sample(sample, reason)
+    if stream.finish_reason is None:
+        answer += later
+    return True
+
+
+def may_decode(stream: Stream) -> bool:
+    """Whether a next token may be asked for; not so while the last one of the budget is pending."""
+    return stream.phase is Phase.DECODE and len(stream.answer_token_ids) < stream.question.sampling.max_new_tokens
 
 
 def check_stream(stream: Stream) -> None:

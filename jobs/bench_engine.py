@@ -8,6 +8,8 @@ Three ways to the same greedy answers, paired in one run, the document's prefill
 No token ends an answer, so all make the same number of tokens. Answers are compared before a time is printed; one that differs is listed
 with the gap of the two largest logits where it parts, and the run fails unless that is a near-tie. Then peak memory over that after
 loading, for 1, 8 and all questions in flight, each in a process of its own. The last line is one JSON object.
+
+On a GPU, against stock SGLang: `python -m askmany.jobs.bench_engine gpu --help` (see `bench_gpu`).
 """
 
 from __future__ import annotations
@@ -232,4 +234,9 @@ def show_memory(console: Console, memory: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    if sys.argv[1:2] == ["gpu"]:
+        from askmany.jobs import bench_gpu
+
+        bench_gpu.main(sys.argv[2:])
+    else:
+        typer.run(main)

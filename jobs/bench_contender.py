@@ -1,0 +1,75 @@
+"""One contender of the engine benchmark in a process of its own: python -m askmany.jobs.bench_contender JOB.json
+
+Started by `bench_gpu`, once for all cells and seeds of a pass. Prints one JSON object a line: first how long the start took, then each
+timing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+
+from askmany.jobs.bench_cells import Cell, Drawn, draw
+from askmany.jobs.bench_ours import OursContender, OursSetup, load_ours
+from askmany.jobs.bench_shapes import vocabulary
+
+WARM_UP = -1  # the seed whose time does not count
+
+
+class Contender(Protocol):
+    """An engine that answers cells."""
+
+    def run(self, cell: Cell, drawn: Drawn) -> float:
+        """Seconds that the questions of a cell took."""
+        ...
+
+    def notes(self) -> dict[str, Any]: ...
+
+
+def make(job: dict[str, Any], cells: list[Cell]) -> Contender:
+    """The contender that a job names: split, interleaved, transformers, or stock-BACKEND."""
+    name, folder = job["contender"], Path(job["folder"])
+    context = max(cell.document_tokens + cell.question_tokens + cell.most_tokens for cell in cells) + 1
+    rows = max(min(cell.documents * cell.questions, job["max_rows"]) for cell in cells)
+    if name.startswith("stock-"):
+        from askmany.jobs.baselines_sglang import StockContender
+
+        return StockContender(folder, name.removeprefix("stock-"), rows, context + 8, job["random_weights"])
+    if name == "transformers":
+        from askmany.jobs.bench_plain import PlainContender
+
+        return PlainContender(folder, job["random_weights"])
+    model = load_ours(folder, torch.device(job["device"]), context, job["random_weights"], job["setup"].get("deterministic", False))
+    setup = OursSetup(**({"layout": name, "max_rows": job["max_rows"]} | job["setup"]))
+    return OursContender(model, setup, context, sorted({min(cell.documents * cell.questions, job["max_rows"]) for cell in cells}))
+
+
+def main(job_file: str) -> None:
+    job = json.loads(Path(job_file).read_text())
+    cells = [Cell(**cell) for cell in job["cells"]]
+    started_s = perf_counter()
+    contender = make(job, cells)
+    _say(start_s=perf_counter() - started_s)
+    size = vocabulary(job["shape"]) if job["shape"] else int(job["vocabulary"])
+    text = json.loads(Path(job["text"]).read_text()) if job.get("text") else ()
+    for index in job["order"]:
+        for seed in (WARM_UP, *job["seeds"]):
+            if perf_counter() - started_s > job["limit_s"]:
+                _say(left_out=index, seed=seed)
+                continue
+            seconds = contender.run(cells[index], draw(cells[index], seed, size, text))
+            _say(cell=index, seed=seed, seconds=seconds)
+    _say(notes=contender.notes())
+
+
+def _say(**values: Any) -> None:
+    print(json.dumps(values), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,198 @@
+"""This project's engine as a contender of the engine benchmark: one process, one layout, random or real weights, no text.
+
+`run` times the questions of a cell from the call to the last answer. Answers end at the length that the seed drew for them; neither the
+scheduler nor the KV pool knows it (both see the cap).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from askmany.engine.answers import GrowingAnswer
+from askmany.engine.build import build_scheduler
+from askmany.engine.config import EngineConfig
+from askmany.engine.engine import Engine
+from askmany.engine.executor import TorchExecutor
+from askmany.engine.kv_pool import KVPool
+from askmany.engine.model import LoadedModel
+from askmany.engine.pipelined import PipelinedEngine
+from askmany.engine.request import Document, FinishReason, Question, Sampling, Stream, StreamResult
+from askmany.engine.step import Sampled
+from askmany.jobs.bench_cells import Cell, Drawn
+
+KV_SHARE = 0.85  # of what is free beside the weights
+
+
+class _Silent:
+    """A detokenizer that says nothing, as SGLang's when it has no tokenizer."""
+
+    def stream(self) -> _Silent:
+        return self
+
+    def push(self, token_id: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+class _TimedAnswer:
+    """An answer that ends at a length nobody knew."""
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+        self._token_ids: list[int] = []
+
+    def push(self, sampled: Sampled) -> FinishReason | None:
+        self._token_ids.append(sampled.token_id)
+        self._left -= 1
+        return None if self._left else "stop"
+
+    def result(self, stream: Stream) -> StreamResult:
+        key, question = stream.document.document.key, stream.question.question_id
+        return StreamResult(key, question, tuple(self._token_ids), "", "stop", stream.logprob, stream.margin)
+
+
+class _Scheduled:
+    """Mixed into an engine: ends answers by `lengths`, keyed by document and question."""
+
+    lengths: dict[tuple[str, str], int]
+
+    def _open(self, stream: Stream) -> GrowingAnswer:
+        return _TimedAnswer(self.lengths[stream.document.document.key, stream.question.question_id])
+
+
+class ScheduledEngine(_Scheduled, Engine):
+    """For a CPU."""
+
+
+class ScheduledPipelinedEngine(_Scheduled, PipelinedEngine):
+    """For a GPU."""
+
+
+@dataclass(frozen=True)
+class OursSetup:
+    """How the engine is set up. `kv_tokens` None: what memory leaves."""
+
+    layout: str = "split"
+    streams: int | None = None
+    batching: str = "continuous"
+    max_rows: int = 256
+    page_size: int = 64
+    step_tokens: int = 2048
+    kv_tokens: int | None = None
+    deterministic: bool = False
+
+    def config(self, kv_tokens: int, device: str) -> EngineConfig:
+        values: dict[str, Any] = {
+            "layout": self.layout, "streams": self.streams or "auto", "batching": self.batching, "max_rows": self.max_rows,
+            "page_size": self.page_size, "step_tokens": max(self.step_tokens, self.max_rows), "kv_tokens": kv_tokens, "device": device,
+            "deterministic": self.deterministic, "prefill_chunk": min(self.step_tokens, 2048),
+        }  # fmt: skip
+        return EngineConfig(**values)
+
+
+class OursContender:
+    """An engine over a loaded model."""
+
+    def __init__(self, model: LoadedModel, setup: OursSetup, context_tokens: int, rows: list[int]) -> None:
+        """`rows`: decode steps of so many rows are captured now."""
+        device = model.device
+        fits = _free_tokens(model, setup) if setup.kv_tokens is None else setup.kv_tokens
+        config = setup.config(fits // setup.page_size * setup.page_size, device.type)
+        pool = KVPool(model.kv_shape, config.kv_pages * config.page_size, device)
+        steps = None
+        if device.type == "cuda":
+            from askmany.engine.kernel_loading import load_steps
+
+            steps = load_steps(model, pool, config, context_tokens)
+        executor = TorchExecutor(model, pool, config.page_size, steps=steps)
+        make = ScheduledEngine if steps is None else ScheduledPipelinedEngine
+        self._engine = make(build_scheduler(config), executor, _Silent())
+        self._engine.lengths = {}
+        self._steps = steps
+        if steps is not None:
+            steps.warm(rows)
+
+    def run(self, cell: Cell, drawn: Drawn) -> float:
+        """Seconds from handing in the questions to the last answer."""
+        engine = self._engine
+        engine.scheduler.tree.clear()
+        if cell.cached:
+            self._ask([Document(_key(d), (tuple(ids),), (_question(0, drawn.tails[d][0], 1),)) for d, ids in enumerate(drawn.documents)], 1)
+        documents = [
+            Document(_key(d), (tuple(ids),), tuple(_question(i, tail, cell.most_tokens) for i, tail in enumerate(drawn.tails[d])))
+            for d, ids in enumerate(drawn.documents)
+        ]
+        engine.lengths.clear()
+        for d, lengths in enumerate(drawn.lengths):
+            engine.lengths |= {(_key(d), f"q{i}"): length for i, length in enumerate(lengths)}
+        synchronize()
+        started_s = perf_counter()
+        for document in documents:
+            engine.submit(document)
+        answers = list(engine.drain())
+        synchronize()
+        taken_s = perf_counter() - started_s
+        produced = {(a.document_key, a.question_id): len(a.answer_token_ids) for a in answers}
+        if produced != engine.lengths:
+            raise RuntimeError(f"the engine gave {sum(produced.values())} answer tokens of {sum(engine.lengths.values())} for {cell}")
+        return taken_s
+
+    def notes(self) -> dict[str, Any]:
+        """What belongs beside the times."""
+        metrics = self._engine.metrics
+        captured = {str(bucket.rows): round(taken, 2) for bucket, taken in self._steps.capture_s.items()} if self._steps else {}
+        return {"idle_ratio": metrics.device_idle_ratio, "steps": metrics.steps, "capture_s": captured}
+
+    def _ask(self, documents: list[Document], length: int) -> None:
+        for document in documents:
+            self._engine.lengths |= {(document.key, question.question_id): length for question in document.questions}
+            self._engine.submit(document)
+        list(self._engine.drain())
+
+
+def load_ours(folder: Path, device: torch.device, context_tokens: int, random_weights: bool, deterministic: bool = False) -> LoadedModel:
+    """The model through SGLang on a GPU, through Transformers on a CPU."""
+    if device.type == "cuda":
+        from askmany.engine.model_sglang import SglangModel
+
+        return SglangModel.load(
+            folder, device, torch.bfloat16, context_tokens, "dummy" if random_weights else "auto", deterministic=deterministic
+        )
+    from askmany.engine.model_transformers import TransformersModel
+
+    if random_weights:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        torch.manual_seed(0)
+        config = AutoConfig.from_pretrained(folder)
+        return TransformersModel(AutoModelForCausalLM.from_config(config, dtype=torch.float32))  # type: ignore[no-untyped-call]
+    return TransformersModel.load(folder, device, torch.float32, deterministic, context_tokens)
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _free_tokens(model: LoadedModel, setup: OursSetup) -> int:
+    from askmany.engine.memory import free_bytes
+
+    free = free_bytes(model.device) - model.step_bytes(setup.step_tokens, setup.max_rows)
+    if model.device.type == "cpu":
+        return 4096
+    return int(free * KV_SHARE) // model.kv_shape.token_bytes
+
+
+def _key(document: int) -> str:
+    return f"d{document}"
+
+
+def _question(index: int, tail: list[int], most_tokens: int) -> Question:
+    return Question(f"q{index}", tuple(tail), Sampling(most_tokens))

@@ -1,0 +1,121 @@
+"""The paired benchmark on a CPU with a tiny shape: its cells, its order, its ratios; `transformers` stands for stock."""
+
+from __future__ import annotations
+
+import io
+import json
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from askmany.jobs import bench_contender, bench_gpu
+from askmany.jobs.bench_cells import Cell, draw, suites
+from askmany.jobs.bench_plots import plot
+from askmany.jobs.bench_ratios import fit_throughput, geometric_mean, grid_interval, interval
+from askmany.jobs.bench_shapes import SHAPES
+
+COMMAND = ["--device", "cpu", "--shape", "tiny", "--suite", "tiny", "--contenders", "transformers", "interleaved", "split"]
+SMALL = ["--seeds", "2", "--max-rows", "8", "--setup", '{"page_size": 8, "kv_tokens": 1024, "step_tokens": 64}']
+
+
+def in_process(job_file: Path, name: str) -> list[dict[str, Any]]:
+    """`bench_gpu._lines_of` without the cost of a process."""
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        bench_contender.main(str(job_file))
+    return [json.loads(line) for line in printed.getvalue().splitlines() if line.startswith("{")]
+
+
+def test_the_command_pairs_contenders_and_writes_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, list[int]]] = []
+
+    def lines_of(job_file: Path, name: str) -> list[dict[str, Any]]:
+        ran.append((name, json.loads(job_file.read_text())["order"]))
+        return in_process(job_file, name)
+
+    monkeypatch.setattr(bench_gpu, "_lines_of", lines_of)
+    out = tmp_path / "engine.json"
+    bench_gpu.main([*COMMAND, *SMALL, "--out", str(out), "--plots", str(tmp_path / "plots"), "--commit", "abc"])
+    names = ["transformers", "interleaved", "split"]
+    assert ran == [(name, [0, 1]) for name in names] + [(name, [1, 0]) for name in reversed(names)]
+    record = json.loads(out.read_text())
+    assert {(row["work"], row["layout"]) for row in record["table"]} == {(w, n) for w in ("tiny", "tiny mixed") for n in names[1:]}
+    for row in record["table"]:
+        assert row["low"] <= row["ratio"] <= row["high"]
+        assert row["best_stock"] == "transformers"
+        index = 0 if row["work"] == "tiny" else 1
+        theirs, ours = (record["seconds"][name][str(index)] for name in ("transformers", row["layout"]))
+        assert len(ours) == 4
+        assert row["ratio"] == pytest.approx(geometric_mean(theirs) / geometric_mean(ours))
+    assert record["environment"]["commit"] == "abc"
+    assert (tmp_path / "plots" / "speedup-questions.svg").exists()
+
+
+def test_a_contender_runs_in_a_process_of_its_own_and_a_failure_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "job.json"
+    file.write_text("{}")
+    assert bench_gpu._lines_of(file, "split") == []
+    assert "FAILED split after 0 lines" in capsys.readouterr().out
+
+
+def test_nothing_begins_after_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(bench_gpu, "_lines_of", lambda job_file, name: [])
+    bench_gpu.main([*COMMAND, "--limit-s", "0", "--out", str(tmp_path / "o.json")])
+    assert capsys.readouterr().out.count("LEFT OUT for time") == 6
+    assert json.loads((tmp_path / "o.json").read_text())["table"] == []
+
+
+def test_scouting_names_the_backends_that_count() -> None:
+    cells = [Cell("a", 8, 1, 1), Cell("b", 8, 1, 1)]
+    seconds = {"stock-fa3": (1.0, 2.0), "stock-flashinfer": (1.09, 1.0), "stock-triton": (1.2, 1.2), "split": (0.5, 0.5)}
+    times: Any = {name: {i: [(0, 0, s)] for i, s in enumerate(found)} for name, found in seconds.items()}
+    assert bench_gpu.close_backends(cells, times) == ["stock-fa3", "stock-flashinfer"]
+    rows = bench_gpu.summarise(cells, times)["table"]
+    assert [(row["best_stock"], row["ratio"]) for row in rows] == [("stock-fa3", 2.0), ("stock-flashinfer", 2.0)]
+
+
+def test_draws_are_exact_and_repeat() -> None:
+    cell = Cell("x", 100, 5, 20, documents=3, question_tokens=7, spread=9, cap=30, cached=False)
+    drawn = draw(cell, 1, 500, range(1000, 4000))
+    assert [len(ids) for ids in drawn.documents] == [100] * 3
+    assert all(ids == list(range(ids[0], ids[0] + 100)) and ids[0] >= 1000 for ids in drawn.documents)
+    assert [len(tail) for tails in drawn.tails for tail in tails] == [7] * 15
+    lengths = [length for own in drawn.lengths for length in own]
+    assert all(1 <= length <= 30 for length in lengths)
+    assert len(set(lengths)) > 5
+    assert draw(cell, 1, 500, range(1000, 4000)) == drawn
+    assert draw(cell, 2, 500, range(1000, 4000)) != drawn
+    assert draw(Cell("y", 50, 2, 4), 0, 300).lengths == [[4, 4]]
+
+
+def test_suites_are_the_published_sizes() -> None:
+    found = suites()
+    assert {(cell.document_tokens, cell.questions) for cell in found["grid"]} == {(a, b) for a in (8192, 16384) for b in (64, 128, 256)}
+    assert len(found["worst"]) == 30
+    (loogle,) = found["loogle"]
+    assert (loogle.documents, loogle.most_tokens, loogle.cached) == (6, 300, False)
+    assert {name for name in SHAPES if "7b" in name} == {"codellama-7b", "qwen2.5-7b"}
+    assert bench_gpu.wall_budget_s(found["grid"], ["stock-fa3", "split"], 3, 2) > 200
+
+
+def test_means_intervals_and_fits() -> None:
+    assert geometric_mean([1.0, 4.0]) == 2.0
+    with pytest.raises(ValueError, match="positive"):
+        geometric_mean([1.0, 0.0])
+    low, high = interval([2.0, 2.2, 1.9, 2.1])
+    assert 1.9 <= low < 2.05 < high <= 2.2
+    low, high = grid_interval([[2.0, 2.0], [8.0, 8.0]])
+    assert low == pytest.approx(4.0)
+    assert high == pytest.approx(4.0)
+    start_s, slope_s, r2 = fit_throughput([1, 2, 4, 8], [1.5, 2.0, 3.0, 5.0])
+    assert (start_s, slope_s, r2) == pytest.approx((1.0, 0.5, 1.0))
+    with pytest.raises(ValueError, match="two points"):
+        fit_throughput([1], [1.0])
+
+
+def test_a_plot_needs_more_than_one_value(tmp_path: Path) -> None:
+    row = {"layout": "split", "document_tokens": 8, "questions": 2, "new_tokens": 4, "documents": 1, "ratio": 2.0, "ours_s": 1.0}
+    assert plot({"table": [row]}, tmp_path) == []
+    assert [path.name for path in plot({"table": [row, row | {"new_tokens": 8}]}, tmp_path)] == ["speedup-new_tokens.svg"]
