@@ -6,6 +6,7 @@ scheduler nor the KV pool knows it (both see the cap).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -111,7 +112,7 @@ class OursContender:
             from askmany.engine.kernel_loading import load_steps
 
             steps = load_steps(model, pool, config, context_tokens)
-        executor = TorchExecutor(model, pool, config.page_size, steps=steps)
+        self.executor = executor = TorchExecutor(model, pool, config.page_size, steps=steps)
         make = ScheduledEngine if steps is None else ScheduledPipelinedEngine
         self._engine = make(build_scheduler(config), executor, _Silent())
         self._engine.lengths = {}
@@ -125,24 +126,30 @@ class OursContender:
         engine.scheduler.tree.clear()
         if cell.cached:
             self._ask([Document(_key(d), (tuple(ids),), (_question(0, drawn.tails[d][0], 1),)) for d, ids in enumerate(drawn.documents)], 1)
-        documents = [
-            Document(_key(d), (tuple(ids),), tuple(_question(i, tail, cell.most_tokens) for i, tail in enumerate(drawn.tails[d])))
-            for d, ids in enumerate(drawn.documents)
-        ]
+        taken_s, answers = self.answer(list(zip(drawn.documents, drawn.tails, drawn.lengths, strict=True)), cell.most_tokens)
+        produced = {(a.document_key, a.question_id): len(a.answer_token_ids) for a in answers}
+        if produced != engine.lengths:
+            raise RuntimeError(f"the engine gave {sum(produced.values())} answer tokens of {sum(engine.lengths.values())} for {cell}")
+        return taken_s
+
+    def answer(
+        self, asked: Sequence[tuple[list[int], list[list[int]], list[int]]], most_tokens: int | None = None
+    ) -> tuple[float, list[StreamResult]]:
+        """Answer (document, questions, lengths of the answers) together; `most_tokens`: what the engine is told (default: the length)."""
+        engine = self._engine
         engine.lengths.clear()
-        for d, lengths in enumerate(drawn.lengths):
+        documents = []
+        for d, (ids, tails, lengths) in enumerate(asked):
             engine.lengths |= {(_key(d), f"q{i}"): length for i, length in enumerate(lengths)}
+            questions = (_question(i, tail, most_tokens or lengths[i]) for i, tail in enumerate(tails))
+            documents.append(Document(_key(d), (tuple(ids),), tuple(questions)))
         synchronize()
         started_s = perf_counter()
         for document in documents:
             engine.submit(document)
         answers = list(engine.drain())
         synchronize()
-        taken_s = perf_counter() - started_s
-        produced = {(a.document_key, a.question_id): len(a.answer_token_ids) for a in answers}
-        if produced != engine.lengths:
-            raise RuntimeError(f"the engine gave {sum(produced.values())} answer tokens of {sum(engine.lengths.values())} for {cell}")
-        return taken_s
+        return perf_counter() - started_s, answers
 
     def notes(self) -> dict[str, Any]:
         """What belongs beside the times."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,19 @@ def test_the_command_pairs_contenders_and_writes_its_record(tmp_path: Path, monk
     assert (tmp_path / "plots" / "speedup-questions.svg").exists()
 
 
-def test_a_contender_runs_in_a_process_of_its_own_and_a_failure_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "job.json"
-    file.write_text("{}")
-    assert bench_gpu._lines_of(file, "split") == []
-    assert "FAILED split after 0 lines" in capsys.readouterr().out
+def test_a_contender_runs_in_a_process_of_its_own_and_a_failure_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **how: object) -> subprocess.CompletedProcess[str]:
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 1, 'a warning\n{"start_s": 1.5}\n', "out of memory")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert bench_gpu._lines_of(Path("job.json"), "split") == [{"start_s": 1.5}]
+    assert ran[0][1:] == ["-m", "askmany.jobs.bench_contender", "job.json"]
+    assert "FAILED split after 1 lines: out of memory" in capsys.readouterr().out
 
 
 def test_nothing_begins_after_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
