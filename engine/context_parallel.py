@@ -9,8 +9,8 @@ Letters: N ranks, M sampled rows, V vocabulary.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from askmany.engine.step_attention import LayerAttention
 from askmany.kernels.block_attention import BlockAttention
 from askmany.kernels.rank_group import RankGroup
 from askmany.kernels.ring_choice import Choice, Rules
+from askmany.kernels.ring_measure import calibrated
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,13 @@ class RankModel:
         self.tally = Tally()
         self._maker = StepMaker(groups.data.rank, self.slots, policy or RowPolicy(), rules, blocks, model.device)
         self._steps = 0
+
+    def calibrate(self, cells: Sequence[tuple[int, int]]) -> None:
+        """Let choices follow a measurement of these (new, cached) tokens on this group; without cells they stay as they are. Collective."""
+        if cells:
+            maker, shape = self._maker, self.pool.shape
+            rules = calibrated(maker.rules, cells, maker.blocks, self.groups.data, self.model.device, shape.dtype)
+            self._maker = replace(maker, rules=rules)
 
     def step(self, message: StepMessage) -> tuple[RankStep, Tensor | None]:
         """This rank's share of a step. On the leader also the logits [M, V] of all sampled rows."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from askmany.engine import loading
+from askmany.engine.answers import Detokenizer
 from askmany.engine.config import EngineConfig
 from askmany.engine.constraints import Constraints
 from askmany.engine.context_parallel import ContextParallelModel, Groups, RankModel, follow
@@ -105,8 +106,16 @@ def refuse_unfit(config: EngineConfig) -> None:
         raise ConfigError(f"engine.backend {config.backend}: a context-parallel group runs backend transformers alone")
 
 
+def start_up_cells(room_tokens: int) -> list[tuple[int, int]]:
+    """(new, cached) tokens of the start-up measurement: short and long, from an empty cache to a tenth and less of new tokens, as far as
+    they fit. Seconds of work; what lies beyond is extrapolated."""
+    cells = [(new, cached) for new in (16, 128, 1024) for cached in (0, 512, 4096)]
+    fitting = [cell for cell in cells if sum(cell) <= room_tokens]
+    return fitting if len(fitting) >= 3 else []
+
+
 def leader_engine(
-    rank: RankModel, config: EngineConfig, detokenizer: TextTokenizer, eos_token_ids: tuple[int, ...], constraints: Constraints | None
+    rank: RankModel, config: EngineConfig, detokenizer: Detokenizer, eos_token_ids: tuple[int, ...], constraints: Constraints | None
 ) -> ContextParallelEngine:
     """The engine of rank 0, with the memory of all ranks as its pool."""
     pages = NotedPagePool(len(rank.slots.owner) // config.page_size, config.page_size)
@@ -134,6 +143,7 @@ def build_group_engine(
     loaded, kv_tokens, resolved = loading.load_rank(model, config, context_tokens or model.context_tokens, groups.data.size)
     kv_tokens = -int(groups.control.agree([-kv_tokens])[0])  # what the rank with the least memory has
     rank = build_rank(loaded, kv_tokens, resolved, groups)
+    rank.calibrate(start_up_cells(kv_tokens * groups.data.size))
     if groups.data.rank:
         follow(rank)
         return None

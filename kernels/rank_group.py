@@ -89,6 +89,8 @@ class RankGroup:
 
     def gather(self, part: Tensor, to: int = 0) -> Tensor | None:
         """On rank `to`: [N, *part.shape], the `part` of every rank. None elsewhere."""
+        if self.size == 1:
+            return part[None]
         here = self.rank == to
         parts = [torch.empty_like(part) for _ in self.ranks] if here else None
         if not here:

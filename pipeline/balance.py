@@ -38,6 +38,7 @@ class GroupLimits:
     smallest_share: float = 1 / 300
     smallest_cost: float = 1_000.0
     largest_cost: float = 500_000.0
+    apart_tokens: int | None = None  # documents of more tokens stand in groups of their own
     max_documents: int = 1024
     max_records: int = 50_000
 

@@ -58,3 +58,12 @@ def build_engine(config: RunConfig) -> Engine:
     from askmany.engine.build import build_engine as build
 
     return build(model, config.engine, config.context_tokens)
+
+
+def build_group_engine(config: RunConfig, place: tuple[str, int], rank: int, ranks: int) -> Engine | None:
+    """One rank's part of a context-parallel engine, met at `place` (host, port): the engine on rank 0; the others serve until it ends."""
+    model = resolve(config, weights=True)
+    from askmany.engine.context_parallel_build import build_group_engine as build
+    from askmany.engine.context_parallel_join import join
+
+    return build(model, config.engine, join(*place, rank, ranks, config.engine.device), config.context_tokens)

@@ -135,6 +135,9 @@ class WorkersConfig(Section):
 
     `max_attempts` worker processes may end with a document in them before it is given up. A worker without a token for `watchdog_s`
     seconds is ended. At SIGTERM, finished answers are kept within `stop_window_s` seconds.
+
+    With `context_ranks`, documents of more than `context_above_tokens` tokens (prompt and answer; `auto`: engine.kv_tokens) are not given
+    to one worker but to a context-parallel group of so many, which holds their KV together; all others are answered first.
     """
 
     count: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
@@ -147,6 +150,8 @@ class WorkersConfig(Section):
     watchdog_s: Annotated[float, Field(gt=0)] | None = 600.0
     stop_window_s: Annotated[float, Field(gt=0)] = 2.0
     address: str | None = None
+    context_ranks: Annotated[int, Field(ge=2)] | None = None
+    context_above_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
 
 
 class ErrorsConfig(Section):
@@ -196,4 +201,17 @@ class RunConfig(Section):
     def _some_questions(self) -> RunConfig:
         if not self.questions and self.input.questions is None:
             raise ValueError("questions: none given; name a question file, list questions, or name a column in input.questions")
+        return self
+
+    @model_validator(mode="after")
+    def _groups_are_possible(self) -> RunConfig:
+        workers, engine = self.workers, self.engine
+        if workers.context_ranks is None:
+            if workers.context_above_tokens != "auto":
+                raise ValueError(f"workers.context_above_tokens {workers.context_above_tokens} without workers.context_ranks")
+            return self
+        if workers.context_above_tokens == "auto" and engine.kv_tokens == "auto":
+            raise ValueError("workers.context_ranks needs engine.kv_tokens or workers.context_above_tokens: which documents are long?")
+        if engine.layout != "split" or engine.deterministic or engine.backend in ("sglang", "fake"):
+            raise ValueError("workers.context_ranks needs engine.layout split, backend transformers or auto, and not deterministic")
         return self

@@ -57,7 +57,22 @@ def group_block(plan: Plan, group: Group) -> pa.Table:
 
 
 def dispatch(job: Job, plan: Plan, groups: Sequence[Group], pool: Pool, control: Any = None) -> Generator[Ack, None, None]:
-    """Hand out groups in order, yield acknowledgements as they come. A worker that dies is started again and its groups are redone."""
+    """Hand out groups in order, yield acknowledgements as they come. A worker that dies is started again and its groups are redone.
+
+    Long documents come last, when all workers' devices are free for context-parallel groups.
+    """
+    long = [group for group in groups if job.long_above is not None and group.longest_tokens > job.long_above]
+    names = {group.name for group in long}
+    short = [group for group in groups if group.name not in names]
+    if short:
+        yield from _to_single_workers(job, plan, short, pool, control)
+    if long:
+        from askmany.pipeline.context_groups import dispatch_to_groups
+
+        yield from dispatch_to_groups(job, plan, long, pool, control)
+
+
+def _to_single_workers(job: Job, plan: Plan, groups: Sequence[Group], pool: Pool, control: Any) -> Generator[Ack, None, None]:
     if job.config.workers.dispatch == "direct":
         from askmany.pipeline.direct import dispatch_direct
 

@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from askmany.engine.errors import ConfigError
-from askmany.pipeline.balance import CostModel, GroupLimits, guided_groups
+from askmany.pipeline.balance import CostModel, Floats, GroupLimits, guided_groups
 from askmany.pipeline.documents import WHOLE_FILE, Locator
 
+Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
 _NAME = pa.dictionary(pa.int32(), pa.string())
 DOCUMENTS = pa.schema(
     [
@@ -105,14 +106,24 @@ def make_plan(documents: pa.Table, speed: float, costs: CostModel, limits: Group
     order = pc.sort_indices(keys, sort_keys=[("cost", "descending"), ("doc_id", "ascending")]).to_numpy().astype(np.int64)
     del prompt, keys
     records = np.ascontiguousarray(documents.column("questions").to_numpy()[order])
-    runs = guided_groups(cost[order].data, records.data, speed, limits)  # no list: this may be a million documents
-    order = order[np.concatenate([np.arange(start, stop) for start, stop in runs])] if runs else order
+    runs = _runs(_floats(documents, "document_tokens")[order], cost[order], records, speed, limits)
+    order = order[np.concatenate(runs)] if runs else order
     table = pa.table({name: documents.column(name).take(pa.array(order)).combine_chunks() for name in DOCUMENTS.names})
-    sizes = np.array([stop - start for start, stop in runs], dtype=np.int64)
+    sizes = np.array(list(map(len, runs)), dtype=np.int64)
     ends = np.cumsum(sizes)
     names = [group_name(table.slice(end - size, size)) for size, end in zip(sizes, ends, strict=True)]
     labels = pa.DictionaryArray.from_arrays(pa.array(np.repeat(np.arange(len(runs), dtype=np.int32), sizes)), pa.array(names, pa.string()))
     return from_table(pa.table([*table.columns, pa.array(cost[order]), labels], schema=PLANNED))
+
+
+def _runs(tokens: Floats, cost: Floats, records: Integers, speed: float, limits: GroupLimits) -> list[Integers]:
+    """The documents of each group, as indices into the order of falling cost; groups of documents to stand apart come last."""
+    apart = tokens > limits.apart_tokens if limits.apart_tokens is not None else np.zeros(len(tokens), dtype=bool)
+    runs = []
+    for part in (np.flatnonzero(~apart), np.flatnonzero(apart)):
+        for start, stop in guided_groups(cost[part].data, records[part].data, speed, limits):  # no list: this may be a million documents
+            runs.append(part[start:stop])
+    return runs
 
 
 def from_table(table: pa.Table) -> Plan:

@@ -12,6 +12,7 @@ from askmany.pipeline.balance import CostModel, GroupLimits
 from askmany.pipeline.commit import DEAD_LETTERS, PLAN, Shard
 from askmany.pipeline.config import RunConfig
 from askmany.pipeline.documents import DeadLetter
+from askmany.pipeline.long_documents import long_above
 from askmany.pipeline.opening import OpenedRun
 from askmany.pipeline.plan import Group, Plan, make_plan, to_bytes
 from askmany.pipeline.preparing import Preparer
@@ -52,7 +53,8 @@ def plan_run(
     before = resume.read_plan(opened.store)
     done = resume.committed(opened.store, before[0], opened.fingerprint) if before else resume.Committed({})
     survey = _survey(opened, build_preparer)
-    limits = GroupLimits(max_documents=opened.config.output.shard_documents, max_records=opened.config.output.shard_records)
+    output, apart = opened.config.output, long_above(opened.config, opened.preparer)
+    limits = GroupLimits(max_documents=output.shard_documents, max_records=output.shard_records, apart_tokens=apart)
     if before and done.shards:
         plan = resume.extend(before[0], set(done.shards), survey.documents, speed, CostModel(), limits, opened.store.uri)
     else:

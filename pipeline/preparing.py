@@ -130,6 +130,11 @@ class Preparer:
                 )
 
     @property
+    def longest_ask_tokens(self) -> int:
+        """The most that a shared question takes with its answer; 0 without shared questions."""
+        return max((question.ask.tokens for question in self._shared_asks.values()), default=0)
+
+    @property
     def other_policy(self) -> FitPolicy:
         """A way of cutting documents that keeps another part than the run's own."""
         return "truncate_tail" if self._config.long_documents.policy == "truncate_head" else "truncate_head"

@@ -24,6 +24,7 @@ from askmany.pipeline.dispatch import Pool, dispatch, size_pool
 from askmany.pipeline.finishing import Launch, finish, launches
 from askmany.pipeline.interrupt import draining_first, interrupts_as_exceptions
 from askmany.pipeline.lock import IfRunning, LockKeeper, LockLostError, RunLock
+from askmany.pipeline.long_documents import long_above
 from askmany.pipeline.opening import OpenedRun, open_run
 from askmany.pipeline.planning import PlannedRun, plan_run, take_up
 from askmany.pipeline.preflight import check_on_a_worker, check_output, here, require
@@ -35,7 +36,7 @@ from askmany.pipeline.runtime import cluster
 from askmany.pipeline.storage import is_local
 from askmany.pipeline.summary import print_plan
 from askmany.pipeline.watching import Watcher, watch
-from askmany.pipeline.worker import EngineFactory, Job
+from askmany.pipeline.worker import EngineFactory, GroupEngineFactory, Job
 
 LEASE_S = 60.0
 
@@ -45,6 +46,7 @@ class Builders:
     """What builds the heavy parts, called in worker processes and importable there."""
 
     engine: EngineFactory = building.build_engine
+    group_engine: GroupEngineFactory = building.build_group_engine
     preparer: Callable[[RunConfig], Preparer] = building.build_preparer
 
 
@@ -55,6 +57,7 @@ def run(
     console: Console | None = None,
     build_engine: EngineFactory = building.build_engine,
     build_preparer: Callable[[RunConfig], Preparer] = building.build_preparer,
+    build_group_engine: GroupEngineFactory = building.build_group_engine,
     if_running: IfRunning = "fail",
     retry_errors: bool = False,
 ) -> RunResult:
@@ -67,7 +70,7 @@ def run(
     `interrupted`.
     """
     console = console or Console(stderr=True, quiet=True)
-    builders = Builders(build_engine, build_preparer)
+    builders = Builders(build_engine, build_group_engine, build_preparer)
     config = as_config(config)
     if not dry_run and not is_local(config.output.uri):
         require(check_output(config.output.uri, config.output.storage_options, here()))
@@ -113,7 +116,16 @@ def show_plan(opened: OpenedRun, builders: Builders, console: Console) -> RunRes
 def answer(launch: Launch, planned: PlannedRun, pool: Pool, builders: Builders) -> RunResult:
     """Dispatch what is left to do; whatever happens, what is committed by then is sealed and readable."""
     opened, epoch = launch.opened, launch.lock.epoch
-    job = Job(opened.config, opened.fingerprint, epoch, builders.engine, builders.preparer, launch.retry_errors)
+    job = Job(
+        opened.config,
+        opened.fingerprint,
+        epoch,
+        builders.engine,
+        builders.preparer,
+        launch.retry_errors,
+        long_above(opened.config, opened.preparer),
+        builders.group_engine,
+    )
     write_run(opened.store, run_values(opened, make_result(opened, planned, None, "running"), launches(opened)))
     launch.began = time.time()
     state: State = "failed"

@@ -32,12 +32,16 @@ from askmany.pipeline.storage import ObjectStore
 from askmany.pipeline.watchdog import HangEvent, Watchdog
 
 EngineFactory = Callable[[RunConfig], Engine]
+GroupEngineFactory = Callable[[RunConfig, tuple[str, int], int, int], Engine | None]  # config, meeting place, rank, ranks
 STACKS = "stacks"
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every worker of a run is told; small, since it travels to each of them and is kept for their restarts."""
+    """What every worker of a run is told; small, since it travels to each of them and is kept for their restarts.
+
+    Documents of more than `long_above` tokens go to groups, whose ranks build their parts with `build_group_engine`.
+    """
 
     config: RunConfig
     fingerprint: str
@@ -45,6 +49,8 @@ class Job:
     build_engine: EngineFactory
     build_preparer: Callable[[RunConfig], Preparer]
     retry_errors: bool = False
+    long_above: int | None = None
+    build_group_engine: GroupEngineFactory | None = None
 
     @property
     def launch(self) -> str:

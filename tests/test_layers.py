@@ -21,6 +21,7 @@ DEVICE_HALF = {
     "context_parallel",
     "context_parallel_attention",
     "context_parallel_build",
+    "context_parallel_join",
     "context_parallel_rows",
     "context_parallel_slots",
     "context_parallel_step",

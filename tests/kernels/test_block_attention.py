@@ -20,7 +20,7 @@ from askmany.kernels.tiles import AttentionShape
 from tests.helpers.ring_worlds import CPU, RingCase, RingWorld
 
 TINY = RingCase(((9, 13), (0, 6), (30, 1)), heads=(4, 2), document=11, seed=11)
-LONG = RingCase(((17, 70), (3, 90)), heads=(2, 1), document=40, seed=12)
+LONG = RingCase(((17, 270), (3, 290)), heads=(2, 1), document=40, seed=12)
 
 
 def by_pairs(world: RingWorld, blocks: BlockAttention) -> tuple[Tensor, Tensor]:
@@ -47,17 +47,21 @@ def paged_attention(
     k: Tensor,
     v: Tensor,
     *,
-    page_table: Tensor,
     cache_seqlens: Tensor,
     causal: bool,
     softmax_scale: float,
     return_softmax_lse: bool,
+    page_table: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """FlashAttention-3's documented contract for one sequence: q [1, R, HQ, D], pages [pages, page, HKV, D], lse [1, HQ, R]."""
+    """FlashAttention-3's documented contract for one sequence: q [1, R, HQ, D], lse [1, HQ, R]."""
     assert return_softmax_lse
-    assert page_table.dtype == cache_seqlens.dtype == torch.int32
+    assert cache_seqlens.dtype == torch.int32
     length = int(cache_seqlens[0])
-    keys, values = (cache[page_table[0].long()].flatten(0, 1)[:length] for cache in (k, v))
+    if page_table is None:  # caches [1, L, HKV, D]
+        keys, values = k[0, :length], v[0, :length]
+    else:
+        assert page_table.dtype == torch.int32
+        keys, values = (cache[page_table[0].long()].flatten(0, 1)[:length] for cache in (k, v))
     visible = reference.causal(q.shape[1], length) if causal else None
     out, lse = reference.attend(q[0], keys, values, softmax_scale, visible)
     return out[None], lse.T[None]
@@ -65,7 +69,7 @@ def paged_attention(
 
 def flash_blocks(monkeypatch: pytest.MonkeyPatch) -> BlockAttention:
     monkeypatch.setattr(block_attention, "flash_attention", lambda: paged_attention)
-    return FlashBlocks(CPU)
+    return FlashBlocks(CPU, TorchBlocks(CPU))
 
 
 def triton_blocks(case: RingCase, device: str) -> BlockAttention:

@@ -1,0 +1,56 @@
+"""The context-parallel benchmark on two CPU processes with tiny shapes: every section, right before timed, table last."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from askmany.jobs.bench_context_attention import crossover_row
+from askmany.jobs.bench_context_parallel import SECTIONS, main
+from askmany.jobs.bench_context_table import COLUMNS, modelled, printed
+from askmany.kernels.ring_choice import Heads, Rules
+
+
+@pytest.mark.timeout(400)
+def test_the_small_programme_fills_every_section(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    main(["--small", "--out", str(tmp_path / "record.json"), "--commit", "abc"])
+    record = json.loads((tmp_path / "record.json").read_text())
+    table = record["table"]
+    assert set(table) == {*SECTIONS, "rules", "by_ranks"} == set(COLUMNS)
+    for row in (*table["prefill"], *table["crossover"]):
+        assert max(row[f"{way}_error"] for way in ("pass_kv", "pass_q", "gather_kv")) < 1e-5
+        assert min(row[f"{way}_ms"] for way in ("pass_kv", "pass_q", "gather_kv", "alone")) > 0
+    assert [row["rule"] for row in table["crossover"]] == ["fit"] * 3
+    assert table["streams"][0]["group_ms"] > 0
+    assert table["streams"][0]["speed_up_graph"] is None  # no GPU, no graph
+    (model,) = table["model"]
+    assert model["same_first_tokens"] == 1.0
+    assert model["group"]["answered"] == model["streams"] == 3
+    assert model["prefill_efficiency"] > 0
+    (over_long,) = table["over_long"]
+    assert over_long["refused_by_one_gpu"] is True
+    assert over_long["group"]["answered"] == 2
+    assert {row["ranks"] for row in table["by_ranks"]} == {2, 4, 8, 16}
+    shown = capfd.readouterr().out
+    assert shown.rstrip().endswith("60 to 71 ms on 2 to 4")
+    assert "a model, not measured" in shown
+
+
+def test_a_wrong_way_has_no_time_and_is_not_the_best() -> None:
+    row = {"new_tokens": 10, "cached_tokens": 990, "pass_kv_ms": 4.0, "gather_kv_ms": None, "pass_q_ms": None}
+    judged = crossover_row(Rules(Heads(4, 2, 16, 4), 2, gather_bytes=0), row)
+    assert judged["chosen"] == "pass_q"
+    assert judged["chosen_over_best"] is None
+
+
+def test_the_model_agrees_with_what_it_is_made_from() -> None:
+    """Hidden exchange: the time of one GPU over N; exposed: what the hops take longer than the steps, added."""
+    row = {"shape": "s", "new_tokens": 1, "ranks": 2, "attention_ms": 50.0, "exchange_ms": 10.0, "alone_ms": 100.0}
+    two, four, *_ = modelled([row])
+    assert (two["ms"], two["efficiency"]) == (50.0, 1.0)
+    assert four["ms"] == 25.0
+    slow = modelled([row | {"exchange_ms": 40.0}])[0]
+    assert slow["ms"] == 50.0 + (40.0 - 25.0)
+    assert "by_ranks (a model" in printed({"ranks": 2, "device": "d", "date": "t", "commit": "c", "table": {"by_ranks": [two]}})
