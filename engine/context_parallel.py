@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from askmany.engine.batch import StepBatch
+from askmany.engine.context_parallel_hand_over import HandOver
 from askmany.engine.context_parallel_rows import RowPolicy
 from askmany.engine.context_parallel_slots import SlotMap
 from askmany.engine.context_parallel_step import RankStep, StepMaker, StepMessage
@@ -38,11 +39,13 @@ class Groups:
 
 @dataclass(slots=True)
 class Tally:
-    """What was chosen so far: sections by way and rule, the last reason of each, and the bytes that this rank sent."""
+    """What was chosen so far: sections by way and rule, the last reason of each; the bytes that this rank sent; documents
+    handed over to one rank."""
 
     sections: Counter[tuple[str, str]] = field(default_factory=Counter)
     reasons: dict[tuple[str, str], str] = field(default_factory=dict)
     sent_bytes: int = 0
+    handed_over: int = 0
 
     def add(self, choice: Choice) -> None:
         self.sections[choice.way, choice.rule] += 1
@@ -67,7 +70,9 @@ class RankModel:
         self.groups = groups
         self.slots = SlotMap(groups.data.size, global_slots, pool.slots)
         self.tally = Tally()
-        self._maker = StepMaker(groups.data.rank, self.slots, policy or RowPolicy(), rules, blocks, model.device)
+        policy = policy or RowPolicy()
+        self._hand_over = HandOver(self.slots, pool, groups.data) if policy.hand_over else None
+        self._maker = StepMaker(groups.data.rank, self.slots, policy, rules, blocks, model.device)
         self._steps = 0
 
     def calibrate(self, cells: Sequence[tuple[int, int]]) -> None:
@@ -80,6 +85,8 @@ class RankModel:
     def step(self, message: StepMessage) -> tuple[RankStep, Tensor | None]:
         """This rank's share of a step. On the leader also the logits [M, V] of all sampled rows."""
         self.slots.release(message.freed)
+        if self._hand_over is not None:
+            self.tally.handed_over += self._hand_over.before(message)
         share = self._maker.make(message, self._steps)
         self._steps += 1
         logits = self.model.run(share.batch, self._attention(share))

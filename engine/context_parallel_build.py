@@ -45,6 +45,7 @@ class ContextParallelMetrics(Metrics):
     chosen_by_way_home: int = 0  # equation 5
     chosen_by_fit: int = 0
     sent_bytes: int = 0
+    handed_over_documents: int = 0
 
 
 _RULES = {"equation 1": "chosen_by_size", "equation 2": "chosen_by_overlap", "equation 5": "chosen_by_way_home", "fit": "chosen_by_fit"}
@@ -60,7 +61,7 @@ class ContextParallelEngine(Engine):
         """Everything counted so far, choices included."""
         plain = super().metrics
         tally = self.group_model.rank.tally
-        counts: dict[str, int] = {"sent_bytes": tally.sent_bytes}
+        counts: dict[str, int] = {"sent_bytes": tally.sent_bytes, "handed_over_documents": tally.handed_over}
         for (way, rule), sections in tally.sections.items():
             for name in (f"sections_{way}", _RULES.get(rule)):
                 if name is not None:
@@ -142,7 +143,7 @@ def build_group_engine(
     refuse_unfit(config)
     loaded, kv_tokens, resolved = loading.load_rank(model, config, context_tokens or model.context_tokens, groups.data.size)
     kv_tokens = -int(groups.control.agree([-kv_tokens])[0])  # what the rank with the least memory has
-    rank = build_rank(loaded, kv_tokens, resolved, groups)
+    rank = build_rank(loaded, kv_tokens, resolved, groups, RowPolicy(hand_over=True))
     rank.calibrate(start_up_cells(kv_tokens * groups.data.size))
     if groups.data.rank:
         follow(rank)

@@ -28,9 +28,11 @@ class RowPolicy:
 
     `home`: a stream lives on one rank, so its own keys never travel. `rotate`: the rows of a decode step are dealt out by turns, so that
     the keys of a single sequence grow evenly (arXiv 2411.01783, section 3.6). `auto`: by turns while there are fewer streams than ranks.
+    With `hand_over`, a document that one rank has room for is moved there once it is prefilled, and its streams live there.
     """
 
     streams: StreamPolicy = "auto"
+    hand_over: bool = False
 
     def rotates(self, streams: int, ranks: int) -> bool:
         return self.streams == "rotate" or (self.streams == "auto" and streams < ranks)
@@ -76,7 +78,7 @@ def place_streams(
     placed = []
     for index, item in enumerate(items):
         stream = int(item.slots[0])
-        if rotates and item.row_count == 1:
+        if rotates and item.row_count == 1 and whole.rank(item.row_start) < 0:
             home = (index + step) % slots.ranks
         else:
             home = homes.get(stream, int(slots.owner[stream]))

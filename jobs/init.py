@@ -95,6 +95,8 @@ workers:
   watchdog_s: 600.0         # a worker without a token for so long is ended; null: never
   stop_window_s: 2.0        # at SIGTERM, finished answers are kept within so many seconds
   address: null             # of a Ray cluster; null: RAY_ADDRESS, or a Ray of its own here
+  context_ranks: null       # workers that together answer a document too long for one of them; null: none do
+  context_above_tokens: auto   # documents of more tokens count as too long; auto: than engine.kv_tokens
 
 errors:
   max_fraction: 0.0         # a larger share of records with status error makes the exit code 3

@@ -73,6 +73,16 @@ class RankGroup:
 
         return wait
 
+    def send(self, part: Tensor, to: int) -> None:
+        """Send to rank `to`, which receives at the same time; waits."""
+        self.traffic.add("send", 1, part.nbytes)
+        _waited(dist.P2POp(dist.isend, part.contiguous(), self.ranks[to], self._group))
+
+    def receive(self, room: Tensor, source: int) -> Tensor:
+        """`room`, filled by rank `source`; waits."""
+        _waited(dist.P2POp(dist.irecv, room, self.ranks[source], self._group))
+        return room
+
     def all_gather(self, part: Tensor) -> tuple[Tensor, Callable[[], None]]:
         """[N, *part.shape], filled once the returned wait has returned: the `part` of every rank, in order."""
         gathered = part.new_empty(self.size, *part.shape)
@@ -130,6 +140,11 @@ def grid(context_ranks: int, tensor_ranks: int = 1, backend: str | None = None, 
             if dist.get_rank() in ranks:
                 mine[name] = RankGroup(ranks, made)
     return mine["context"], mine["tensor"]
+
+
+def _waited(operation: Any) -> None:
+    for work in dist.batch_isend_irecv([operation]):
+        work.wait()
 
 
 def _all_gather_single(output: Tensor, part: Tensor, group: Any) -> Any:

@@ -21,6 +21,7 @@ DEVICE_HALF = {
     "context_parallel",
     "context_parallel_attention",
     "context_parallel_build",
+    "context_parallel_hand_over",
     "context_parallel_join",
     "context_parallel_rows",
     "context_parallel_slots",

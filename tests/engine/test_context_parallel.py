@@ -127,3 +127,36 @@ def test_runs_are_bit_equal(ranks: GlooRanks) -> None:
     assert first.logits.keys() == second.logits.keys()
     for key, rows in first.logits.items():
         assert torch.equal(torch.stack(rows), torch.stack(second.logits[key]))
+
+
+def test_documents_that_fit_one_rank_are_handed_over(ranks: GlooRanks) -> None:
+    """Prefilled by all, answered by one: two documents end on one rank each, where their streams exchange nothing. A third, below
+    the same instruction, is larger than the room that is left and stays spread."""
+    rng = random.Random(7)
+    instruction = tokens(rng, 6)
+    documents = [
+        Document(f"d{i}", (instruction, tokens(rng, n)), tuple(make_question(f"q{j}", (j + 1, i + 2), 5) for j in range(2)))
+        for i, n in enumerate((30, 28, 200))
+    ]
+    config = replace_config(kv_tokens=208, max_rows=6, step_tokens=300, prefill_chunk=300)
+    got = assert_as_alone(ranks, GroupCase("llama-gqa", config, (tuple(documents),), None, RowPolicy("auto", hand_over=True)))
+    assert got.metrics.handed_over_documents == 2
+    assert got.metrics.sections_local > 0
+    assert got.metrics.sections_gather_q + got.metrics.sections_gather_kv > 0
+
+
+def test_after_the_hand_over_nothing_travels(ranks: GlooRanks) -> None:
+    """Bytes of a run whose answers are long and one whose answers are short: only logits differ."""
+    rng = random.Random(8)
+    prefix = tokens(rng, 40)
+
+    def sent(new: int) -> int:
+        one = Document("one", (prefix,), (make_question("q", (3, 4), new),))
+        config = replace_config(step_tokens=64, prefill_chunk=64)
+        got = assert_as_alone(ranks, GroupCase("qwen3", config, ((one,),), None, RowPolicy("home", hand_over=True)))
+        assert got.metrics.handed_over_documents == 1
+        assert got.metrics.sections_local == new
+        found: int = got.metrics.sent_bytes
+        return found
+
+    assert sent(9) == sent(2)  # the leader sends no logits
