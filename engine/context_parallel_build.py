@@ -110,7 +110,7 @@ def refuse_unfit(config: EngineConfig) -> None:
 def start_up_cells(room_tokens: int) -> list[tuple[int, int]]:
     """(new, cached) tokens of the start-up measurement: short and long, from an empty cache to a tenth and less of new tokens, as far as
     they fit. Seconds of work; what lies beyond is extrapolated."""
-    cells = [(new, cached) for new in (16, 128, 1024) for cached in (0, 512, 4096)]
+    cells = [(new, cached) for new in (16, 128, 1024) for cached in (0, 96, 4096)]
     fitting = [cell for cell in cells if sum(cell) <= room_tokens]
     return fitting if len(fitting) >= 3 else []
 

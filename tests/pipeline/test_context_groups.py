@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from askmany.engine.context_parallel_build import start_up_cells
 from askmany.engine.errors import ConfigError
 from askmany.pipeline.balance import CostModel, GroupLimits
 from askmany.pipeline.building import build_engine, build_preparer
@@ -124,6 +125,12 @@ def test_senseless_settings_are_refused(changes: dict[str, Any], message: str) -
     config = {"model": "m", "input": {"uri": "d.jsonl"}, "questions": ["w1"], **changes}
     with pytest.raises(ConfigError, match=message):
         parse_config(config)
+
+
+def test_the_start_up_measurement_takes_what_fits() -> None:
+    assert start_up_cells(100) == []
+    assert start_up_cells(256) == [(16, 0), (16, 96), (128, 0), (128, 96)]
+    assert len(start_up_cells(1 << 20)) == 9
 
 
 def test_a_bound_without_room_for_a_document_is_refused(tmp_path: Path) -> None:
