@@ -17,6 +17,8 @@ from askmany.engine.request import Document, FinishReason, Stream, StreamResult
 from askmany.engine.scheduler import Scheduler
 from askmany.engine.step import Executor, Sampled, StepPlan
 
+CHECK_SHARE = 0.02
+
 
 class Engine:
     """One model on one device. `eos_token_ids` end every answer; `kv_bytes_per_token` (all layers, K and V) scales the KV figures."""
@@ -36,6 +38,7 @@ class Engine:
         self._kv_bytes_per_token = kv_bytes_per_token
         self._answers: dict[int, GrowingAnswer] = {}  # by stream id
         self._metrics = Metrics()
+        self._checks_s = 0.0  # spent on checks of the books
         self._plan: StepPlan | None = None  # of the turn under way
         self._broken: EngineError | None = None
 
@@ -99,12 +102,18 @@ class Engine:
         """The results of streams that ended in a turn that ran `plan`."""
         self.executor.release(finished)
         results = [self._answers.pop(stream.stream_id).result(stream) for stream in finished]
-        if not self.has_work:
-            self.scheduler.check_integrity()
+        if not self.has_work and self._checks_s <= CHECK_SHARE * self._metrics.busy_s:
+            self._check()
         busy_s = perf_counter() - started_s
         prefill_s = 0.0 if plan is None or plan.runs or plan.masked else busy_s
         self._metrics += replace(counted, **_collected(finished, results), busy_s=busy_s, prefill_s=prefill_s)
         return results
+
+    def _check(self) -> None:
+        """The books of an idle engine, looked through as often as costs at most `CHECK_SHARE` of the work since the start."""
+        started_s = perf_counter()
+        self.scheduler.check_integrity()
+        self._checks_s += perf_counter() - started_s
 
     def _matched(self, plan: StepPlan, sampled: list[Sampled]) -> list[Sampled]:
         expected = plan.sampling_streams

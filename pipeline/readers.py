@@ -39,6 +39,8 @@ ENDINGS: Mapping[str, Format] = {
 }
 REFUSED = {"pdf": "PDF", "docx": "Word", "doc": "Word", "odt": "OpenDocument", "pptx": "PowerPoint", "xlsx": "Excel", "epub": "EPUB"}
 LOOK_AT_ROWS = 20
+GAP_BYTES = 64 << 10  # unwanted bytes that are cheaper to read than another request
+STRETCH_BYTES = 8 << 20
 UNREADABLE = (OSError, EOFError, zlib.error, zstandard.ZstdError, pa.ArrowException)
 
 
@@ -149,8 +151,11 @@ class Fetcher:
         for (uri, kind), group in itertools.groupby(sorted(locators, key=_reading_order), key=lambda loc: (loc.uri, loc.format)):
             if kind == "parquet":
                 yield from self._fetch_parquet(uri, list(group))
-            else:
+            elif kind in WHOLE_FILE or is_compressed(uri):
                 yield from ((locator, self._attempt(locator)) for locator in group)
+            else:
+                for near in neighbours(list(group)):
+                    yield from self._fetch_near(near)
 
     def close(self) -> None:
         self._spool.close()
@@ -167,16 +172,31 @@ class Fetcher:
         for locator in missing:
             yield locator, DocumentError(f"{locator.place()}: cannot be read again: {reason}")
 
-    def _attempt(self, locator: Locator) -> SourceDocument | DocumentError:
+    def _fetch_near(self, near: Sequence[Locator]) -> Iterator[tuple[Locator, SourceDocument | DocumentError]]:
+        """Rows of one stretch of a file by one read; each by itself when that one fails, so that only what is unreadable is lost."""
+        start, stop = near[0].start, max(locator.start + locator.length for locator in near)
         try:
-            return self._document(self._retrier.call("read", lambda: self._row(locator)))
+            data = self._retrier.call("read", lambda: read_range(near[0].uri, start, stop - start, self._options))
+        except UNREADABLE:
+            yield from ((locator, self._attempt(locator)) for locator in near)
+            return
+        for locator in near:
+            at = locator.start - start
+            yield locator, self._attempt(locator, data[at : at + locator.length])
+
+    def _attempt(self, locator: Locator, data: bytes | None = None) -> SourceDocument | DocumentError:
+        try:
+            row = self._retrier.call("read", lambda: self._row(locator)) if data is None else self._parse(locator, data)
+            return self._document(row)
         except UNREADABLE as error:
             return DocumentError(f"{locator.place()}: cannot be read again: {error}")
 
     def _row(self, locator: Locator) -> Row | DeadLetter:
         if locator.format in WHOLE_FILE:
             return whole_files.read_whole(locator, self._options)
-        data = self._bytes(locator)
+        return self._parse(locator, self._bytes(locator))
+
+    def _parse(self, locator: Locator, data: bytes) -> Row | DeadLetter:
         if locator.format == "jsonl":
             return lines.parse_jsonl(locator, data)
         return lines.parse_csv(locator, self._header(locator.uri), data)
@@ -197,6 +217,21 @@ class Fetcher:
     def _document(self, row: Row | DeadLetter) -> SourceDocument | DocumentError:
         document = to_document(row, self._columns) if isinstance(row, Row) else row
         return DocumentError(f"{row.locator.place()}: {document.reason}") if isinstance(document, DeadLetter) else document
+
+
+def neighbours(locators: Sequence[Locator]) -> Iterator[list[Locator]]:
+    """Rows of one file in order of place, cut where the next is far away or the stretch is long enough."""
+    near: list[Locator] = []
+    stop = 0
+    for locator in locators:
+        end = locator.start + locator.length
+        if near and (locator.start > stop + GAP_BYTES or end > near[0].start + STRETCH_BYTES):
+            yield near
+            near = []
+        near.append(locator)
+        stop = max(stop, end)
+    if near:
+        yield near
 
 
 def _reading_order(locator: Locator) -> tuple[str, str, int, int]:

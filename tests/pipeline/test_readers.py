@@ -1,6 +1,7 @@
 """Every format is read, cut into spans and read again by locator, whatever bytes it holds."""
 
 import gzip
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +16,10 @@ from hypothesis import strategies as st
 
 from askmany.engine.errors import ConfigError, DocumentError
 from askmany.pipeline.config import InputConfig
-from askmany.pipeline.documents import DeadLetter, SourceDocument
-from askmany.pipeline.readers import Fetcher, columns_of, format_of, plan_spans, scan
+from askmany.pipeline.documents import DeadLetter, Locator, SourceDocument
+from askmany.pipeline.readers import GAP_BYTES, STRETCH_BYTES, Fetcher, columns_of, format_of, neighbours, plan_spans, scan
 from askmany.pipeline.spool import Spool
-from askmany.pipeline.storage import InputFile, list_files
+from askmany.pipeline.storage import InputFile, list_files, read_range
 
 Found = SourceDocument | DeadLetter
 
@@ -289,3 +290,46 @@ def test_the_spool_keeps_at_most_its_bytes_and_the_file_in_use(tmp_path: Path) -
     assert len(spool._copies) == 1
     spool.close()
     spool.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, 200_000), st.integers(0, 3_000)), max_size=30))
+def test_stretches_hold_each_row_once_in_order_and_skip_what_is_far(rows: list[tuple[int, int]]) -> None:
+    locators, start = [], 0
+    for line, (gap, length) in enumerate(rows):
+        start += gap
+        locators.append(Locator("f.jsonl", "f", "jsonl", start, length, line))
+        start += length
+    stretches = list(neighbours(locators))
+    assert [row for stretch in stretches for row in stretch] == locators
+    for stretch in stretches:
+        assert all(b.start - (a.start + a.length) <= GAP_BYTES for a, b in itertools.pairwise(stretch))
+        assert len(stretch) == 1 or stretch[-1].start + stretch[-1].length - stretch[0].start <= STRETCH_BYTES
+    for before, after in itertools.pairwise(stretches):
+        far = after[0].start - (before[-1].start + before[-1].length) > GAP_BYTES
+        assert far or after[0].start + after[0].length - before[0].start > STRETCH_BYTES
+
+
+def test_rows_beside_each_other_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(json.dumps({"doc_id": f"d{n}", "text": "x" * (n * 37 % 501)}) + "\n" for n in range(300)))
+    found = read(path)
+    reads: list[int] = []
+
+    def counted(uri: str, start: int, length: int, options: Any) -> bytes:
+        reads.append(length)
+        return read_range(uri, start, length, options)
+
+    monkeypatch.setattr("askmany.pipeline.readers.read_range", counted)
+    assert_reads_again(path, found)
+    assert len(reads) == 1
+
+
+def test_where_the_end_of_a_file_is_gone_the_rest_is_still_read(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(json.dumps({"doc_id": f"d{n}", "text": "text"}) + "\n" for n in range(20)))
+    found = read(path)
+    path.write_bytes(path.read_bytes()[:-60])
+    again = fetch_all(found, path)
+    lost = sorted(doc_id for doc_id, document in again.items() if isinstance(document, DocumentError))
+    assert lost == ["d18", "d19"]
+    assert len(again) == 20
