@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,20 @@ class Launched:
     opened: tuple[str, ...]
 
 
-def launch(
-    config: Mapping[str, Any], engine: str = "", environment: Mapping[str, str] | None = None, input_order: bool = False
-) -> Launched:
-    """Run to the end. Raises RuntimeError with what the process said when it failed.
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What differs from a run as a user starts it. `engine` and `preparer` are `module:function` and build those of the workers; with
+    `input_order` all documents are planned as if they cost the same; `environment` is added to the process's own."""
 
-    `engine`: `module:function` that builds the workers' engines. With `input_order` all documents are planned as if they cost the same.
-    """
-    process = _start(config, environment or {}, {"engine": engine, "input_order": input_order})
+    engine: str = "askmany.pipeline.building:build_engine"
+    preparer: str = "askmany.pipeline.building:build_preparer"
+    input_order: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def launch(config: Mapping[str, Any], changes: Changes = Changes()) -> Launched:
+    """Run to the end. Raises RuntimeError with what the process said when it failed."""
+    process = _start(config, changes)
     out, err = process.communicate()
     if process.returncode:
         raise RuntimeError(f"the run ended with {process.returncode}: {err[-2000:]}")
@@ -51,9 +57,9 @@ def launch(
     return Launched(**{**values, "opened": tuple(values["opened"])})
 
 
-def launch_until(config: Mapping[str, Any], enough: Callable[[], bool]) -> None:
+def launch_until(config: Mapping[str, Any], changes: Changes, enough: Callable[[], bool]) -> None:
     """Start a run and kill its driver, without a word, once `enough()` holds. Raises RuntimeError when it ends before."""
-    process = _start(config, {}, {})
+    process = _start(config, changes)
     while not enough():
         if process.poll() is not None:
             raise RuntimeError(f"the run ended with {process.returncode} before it could be killed")
@@ -62,18 +68,18 @@ def launch_until(config: Mapping[str, Any], enough: Callable[[], bool]) -> None:
     process.wait()
 
 
-def _start(config: Mapping[str, Any], environment: Mapping[str, str], options: Mapping[str, Any]) -> subprocess.Popen[str]:
+def _start(config: Mapping[str, Any], changes: Changes) -> subprocess.Popen[str]:
     """The driver in a new process group, its local Ray with it."""
     spec = Path(config["output"]["uri"]).parent / "launch.json"
-    spec.write_text(json.dumps({"config": config, **options}))
+    spec.write_text(json.dumps({"config": config, "changes": asdict(changes)}))
     command = [sys.executable, "-m", "askmany.jobs.bench_launch", str(spec)]
-    whole = {**os.environ, **environment}
+    whole = {**os.environ, **changes.environment}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=whole, start_new_session=True)
 
 
-def _child(spec: Mapping[str, Any]) -> Launched:
+def _child(config: Mapping[str, Any], changes: Changes) -> Launched:
     """The launch itself, in this process."""
-    from askmany.pipeline import building, dispatch, run
+    from askmany.pipeline import dispatch, run
     from askmany.pipeline.storage import ObjectStore
 
     started_at, seen, opened = time.time(), [], []
@@ -93,11 +99,9 @@ def _child(spec: Mapping[str, Any]) -> Launched:
 
     setattr(run, "dispatch", noted_dispatch)  # noqa: B010
     ObjectStore.open, ObjectStore.get = noted(real_open), noted(real_get)  # type: ignore[method-assign]
-    if spec.get("input_order"):
+    if changes.input_order:
         setattr(CostModel, "estimate", _equal)  # noqa: B010
-    module, _, name = spec.get("engine", "").partition(":")
-    build = getattr(importlib.import_module(module), name) if module else building.build_engine
-    result = run.run(spec["config"], build_engine=build)
+    result = run.run(config, build_engine=_named(changes.engine), build_preparer=_named(changes.preparer))
     used = resource.getrusage(resource.RUSAGE_SELF)
     return Launched(result.state, started_at, seen[0], time.time(), used.ru_maxrss * 1024, used.ru_utime + used.ru_stime, tuple(opened))
 
@@ -107,5 +111,12 @@ def _equal(model: CostModel, prompt_tokens: Floats, answer_tokens: Floats) -> Fl
     return np.full_like(prompt_tokens, 1_000.0)
 
 
+def _named(place: str) -> Callable[..., Any]:
+    module, _, name = place.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
 if __name__ == "__main__":
-    print(json.dumps(asdict(_child(json.loads(Path(sys.argv[1]).read_text())))))
+    given = json.loads(Path(sys.argv[1]).read_text())
+    print(json.dumps(asdict(_child(given["config"], Changes(**given["changes"])))))

@@ -20,13 +20,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from askmany.jobs.bench_launch import Launched, launch, launch_until
+from askmany.jobs.bench_launch import Changes, Launched, launch, launch_until
 from askmany.jobs.bench_sleep import Stretch, stretches
 from askmany.pipeline.commit import read_manifest
 from askmany.pipeline.ledger import read_ledger
@@ -35,6 +36,7 @@ from askmany.pipeline.storage import ObjectStore
 TEXT = "the town lay by a wide river and every boat that passed brought news of the war to its people"
 WORDS = tuple(TEXT.split())
 SMALL_DOCUMENTS = 1_000
+QUICK = Changes(preparer="askmany.jobs.bench_preparer:build_remembering_preparer")
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 Out = Annotated[Path | None, typer.Option(help="JSON file that the figures are merged into, by command")]
@@ -63,7 +65,7 @@ def memory(documents: int = 1_000_000, questions: int = 1, model: Model = "smoll
     for name, (count, asked) in sizes.items():
         with workspace() as folder:
             config = fake_config(folder, count, asked, 2, model)
-            peaks[name] = launch(config).driver_peak_bytes
+            peaks[name] = launch(config, QUICK).driver_peak_bytes
             check(config, count * asked)
     each = (peaks["large"] - peaks["small"]) / (documents - SMALL_DOCUMENTS)
     answers = (peaks["many_answers"] - peaks["few_answers"]) / (tenth * questions * 3)
@@ -76,9 +78,9 @@ def resume(documents: int = 1_000_000, done: float = 0.9, model: Model = "smollm
     with workspace() as folder:
         config = fake_config(folder, documents, 1, 2, model)
         store = ObjectStore(config["output"]["uri"], {})
-        launch_until(config, lambda: finished_share(store, documents) >= done)
+        launch_until(config, QUICK, lambda: finished_share(store, documents) >= done)
         before = store.list("answers")
-        launched = launch(config)
+        launched = launch(config, QUICK)
         check(config, documents)
         reopened = sorted({name.rpartition("/")[2] for name in launched.opened} & {name.rpartition("/")[2] for name in before})
         figures = {"documents": documents, "finished_shards": len(before), "to_first_work_s": launched.dispatching_at - launched.started_at}
@@ -97,8 +99,8 @@ def balance(documents: int = 400, work_s: float = 120.0, model: Model = "smollm2
             config = fake_config(folder, documents, 1, 4, model, lognormal=True)
             config["workers"] |= {"dispatch": dispatch, "cpus": 0.25}
             config["output"]["shard_documents"] = max(1, documents // 60) if input_order else 1024
-            environment = {"ASKMANY_SLEEP_S": str(work_s)}
-            launch(config, "askmany.jobs.bench_sleep:sleeping_engine", environment, input_order)
+            sleeping = Changes("askmany.jobs.bench_sleep:sleeping_engine", environment={"ASKMANY_SLEEP_S": str(work_s)})
+            launch(config, replace(sleeping, input_order=input_order))
             check(config, documents)
             figures[name] = makespan(stretches(Path(config["output"]["uri"])))
     tell("balance", figures, out)

@@ -49,7 +49,7 @@ class SleepingEngine:
         return getattr(self._inner, name)
 
     def submit(self, document: Document) -> None:
-        work_s = self._s_per_cost * _cost(document) * _noise(document.key)
+        work_s = self._s_per_cost * _cost(document) * noise(document.key)
         begin = time.time()
         time.sleep(work_s / self.speed)
         with self._log.open("a") as file:
@@ -89,7 +89,7 @@ def _cost(document: Document) -> float:
     return float(CostModel().estimate(np.array([float(tokens)]), np.array([float(answer_tokens)]))[0])
 
 
-def _noise(key: str) -> float:
+def noise(key: str) -> float:
     """Lognormal(`NOISE`), the same for a document on whatever worker."""
     digest = hashlib.sha256(key.encode()).digest()
     uniform = (int.from_bytes(digest[:8]) + 0.5) / 2**64

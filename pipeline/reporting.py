@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from askmany.engine.errors import ConfigError
 from askmany.pipeline.commit import PLAN, current_answers, read_manifest
 from askmany.pipeline.heartbeat import read_status
 from askmany.pipeline.ledger import read_ledger
-from askmany.pipeline.plan import from_bytes
 from askmany.pipeline.report import MAX_ROWS, ReportInput
 from askmany.pipeline.run_file import read_run
 from askmany.pipeline.storage import ObjectStore
@@ -88,10 +90,9 @@ def _short(text: str | None) -> str | None:
 def _sizes(store: ObjectStore) -> list[tuple[int, int]]:
     """How many documents of the plan have up to so many tokens, by powers of two."""
     try:
-        plan, _ = from_bytes(store.get(PLAN))
+        tokens = pq.read_table(io.BytesIO(store.get(PLAN)), columns=["document_tokens"]).column(0).to_numpy()
     except (OSError, pa.ArrowException, KeyError):
         return []
-    tokens = plan.table.column("document_tokens").to_numpy()
-    counts: Counter[int] = Counter(max(1, int(value) - 1).bit_length() for value in tokens)
-    lowest, highest = min(counts, default=0), max(counts, default=-1)
-    return [(1 << power, counts[power]) for power in range(lowest, highest + 1)]
+    powers = np.ceil(np.log2(np.maximum(tokens, 2))).astype(np.int64)
+    counts = np.bincount(powers)
+    return [(1 << power, int(counts[power])) for power in range(int(powers.min()), len(counts))] if len(powers) else []
