@@ -15,7 +15,9 @@ from askmany.engine.kv_pool import KVPool
 from askmany.engine.model import RowModel
 from askmany.engine.space_makers import KernelSetting, MaskedMaker, SplitMaker
 from askmany.kernels.plan import Chunking
+from askmany.kernels.threshold import tuned_threshold
 from askmany.kernels.tiles import AttentionShape
+from askmany.kernels.tune import tuned_tiles
 from askmany.kernels.vendor_prefill import best_prefill
 
 logger = logging.getLogger(__name__)
@@ -33,9 +35,21 @@ def load_steps(model: RowModel, pool: KVPool, config: EngineConfig, context_toke
     vendor = None if config.deterministic else best_prefill(shape, pool.device)
     setting = KernelSetting(
         model, pool, config.page_size, config.limits, context_tokens,
-        chunking=Chunking(deterministic=config.deterministic), chunk_pass=ChunkPass(vendor[1]) if vendor else None,
+        chunking=_chunking(shape, config, pool), chunk_pass=ChunkPass(vendor[1]) if vendor else None,
+        tiles=(lambda shape, rows: tuned_tiles(shape, rows, 1, pool.device)) if pool.device.type == "cuda" else None,
     )  # fmt: skip
     logger.info("document chunks of %s are prefilled by %s", model.name, vendor[0] if vendor else "the project's kernels")
     capturer = CudaCapturer(pool.device, model.capture_scope) if pool.device.type == "cuda" else None
     maker = SplitMaker(setting) if config.layout == "split" else MaskedMaker(setting)
     return KernelSteps(model, pool, maker, context_tokens, capturer)
+
+
+def _chunking(shape: AttentionShape, config: EngineConfig, pool: KVPool) -> Chunking:
+    """The grouping threshold of this GPU, measured once; pinned chunks, and no threshold, in deterministic mode."""
+    if config.deterministic:
+        return Chunking(deterministic=True)
+    if pool.device.type != "cuda" or config.layout != "split":
+        return Chunking()
+    threshold_bytes = tuned_threshold(shape, pool.device)
+    logger.info("a document pass is worth it from %d saved bytes a layer on", threshold_bytes)
+    return Chunking(threshold_bytes=threshold_bytes)

@@ -6,6 +6,7 @@ Letters: B requests, P streams of a request.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,7 +25,7 @@ from askmany.engine.split_space import SplitLayout, SplitSize
 from askmany.engine.step import StepPlan
 from askmany.kernels.plan import Chunking, default_capacity
 from askmany.kernels.tables import StepLimits
-from askmany.kernels.tiles import AttentionShape, choose
+from askmany.kernels.tiles import AttentionShape, Tiles, choose
 
 CHUNKS = 64  # prefix chunks in one step at most
 NODES = 128
@@ -36,7 +37,7 @@ MIXED_ROWS = (128, 256, 512)  # rows of a graph beyond the decode rows: question
 @dataclass(frozen=True, slots=True)
 class KernelSetting:
     """What spaces are made for: the model over its pool, limits, and how attention is cut. `chunk_pass`: prefill of another library;
-    `nodes`: prefix nodes in one step at most."""
+    `nodes`: prefix nodes in one step at most; `tiles`: the kernel's tiles for a decode step whose nodes are read by so many rows."""
 
     model: RowModel
     pool: KVPool
@@ -46,6 +47,7 @@ class KernelSetting:
     chunking: Chunking = field(default_factory=Chunking)
     chunk_pass: ChunkPass | None = None
     nodes: int = NODES
+    tiles: Callable[[AttentionShape, int], Tiles] | None = None
 
     @property
     def shape(self) -> AttentionShape:
@@ -129,7 +131,10 @@ class SplitMaker:
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
         if setting.chunking.deterministic:  # one tile for every space: bits must not depend on a step's size
             rows_of_node, rows_per_run = setting.limits.max_rows, 1
-        tiles = choose(shape, rows_of_node or size.rows, rows_per_run, capability)
+        if setting.tiles is not None and rows_per_run == 1:
+            tiles = setting.tiles(shape, _power_of_two(rows_of_node or size.rows))
+        else:
+            tiles = choose(shape, rows_of_node or size.rows, rows_per_run, capability)
         capacity = None
         if setting.chunking.deterministic:  # pinned chunks: room for every node and run at its longest
             slots = tiles.per_sm * (torch.cuda.get_device_properties(device).multi_processor_count if capability else 2)
@@ -204,6 +209,10 @@ class MaskedMaker:
     def _keys(self) -> int:
         """Cached slots of a request that a graph makes room for: a document with what its streams usually add."""
         return min(self._setting.pool.slots, REQUEST_CONTEXTS * self._setting.context_tokens)
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()
 
 
 def node_rows(step: PagedStep) -> int | None:

@@ -14,11 +14,14 @@ from typing import Any, Protocol
 
 import torch
 
+from askmany.engine.choice import calibrated_streams
+from askmany.engine.model import LoadedModel
 from askmany.jobs.bench_cells import Cell, Drawn, draw
 from askmany.jobs.bench_ours import OursContender, OursSetup, load_ours
 from askmany.jobs.bench_shapes import vocabulary
 
 WARM_UP = -1  # the seed whose time does not count
+CALIBRATION = -2
 
 
 class Contender(Protocol):
@@ -45,8 +48,23 @@ def make(job: dict[str, Any], cells: list[Cell]) -> Contender:
 
         return PlainContender(folder, job["random_weights"])
     model = load_ours(folder, torch.device(job["device"]), context, job["random_weights"], job["setup"].get("deterministic", False))
-    setup = OursSetup(**({"layout": name, "max_rows": job["max_rows"]} | job["setup"]))
-    return OursContender(model, setup, context, sorted({min(cell.documents * cell.questions, job["max_rows"]) for cell in cells}))
+    values = {"layout": name, "max_rows": job["max_rows"]} | job["setup"]
+    if values.get("streams") == "calibrate":
+        values["streams"], reason = _calibrated(model, values, context, cells[0], vocabulary(job["shape"]))
+        _say(calibrated=reason)
+    return OursContender(model, OursSetup(**values), context, cells)
+
+
+def _calibrated(model: LoadedModel, values: dict[str, Any], context: int, cell: Cell, size: int) -> tuple[int, str]:
+    """P of the interleaved layout by the first cell under a seed of its own."""
+    drawn = draw(cell, CALIBRATION, size)
+
+    def tokens_per_s(streams: int) -> float:
+        contender = OursContender(model, OursSetup(**(values | {"streams": streams})), context, [cell])
+        contender.run(cell, drawn)
+        return sum(map(sum, drawn.lengths)) / contender.run(cell, drawn)
+
+    return calibrated_streams(tokens_per_s, most=min(values["max_rows"], cell.questions))
 
 
 def main(job_file: str) -> None:

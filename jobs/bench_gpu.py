@@ -88,8 +88,8 @@ def run_passes(
             for line in _lines_of(file, name):
                 if "start_s" in line:
                     starts[name].append(line["start_s"])
-                elif "notes" in line:
-                    notes[name] = line["notes"]
+                elif "notes" in line or "calibrated" in line:
+                    notes[name] = notes.get(name, {}) | line.get("notes", line)
                 elif "left_out" in line:
                     print(f"LEFT OUT for time: {name}, cell {line['left_out']}, seed {line['seed']}", flush=True)
                 elif line["seed"] >= 0:

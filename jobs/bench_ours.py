@@ -16,6 +16,7 @@ import torch
 
 from askmany.engine.answers import GrowingAnswer
 from askmany.engine.build import build_scheduler
+from askmany.engine.choice import Choice, Expected, choose
 from askmany.engine.config import EngineConfig
 from askmany.engine.engine import Engine
 from askmany.engine.executor import TorchExecutor
@@ -101,8 +102,8 @@ class OursSetup:
 class OursContender:
     """An engine over a loaded model."""
 
-    def __init__(self, model: LoadedModel, setup: OursSetup, context_tokens: int, rows: list[int]) -> None:
-        """`rows`: decode steps of so many rows are captured now."""
+    def __init__(self, model: LoadedModel, setup: OursSetup, context_tokens: int, cells: Sequence[Cell]) -> None:
+        """What decode steps of `cells` need is captured now."""
         device = model.device
         fits = _free_tokens(model, setup) if setup.kv_tokens is None else setup.kv_tokens
         config = setup.config(fits // setup.page_size * setup.page_size, device.type)
@@ -117,8 +118,9 @@ class OursContender:
         self._engine = make(build_scheduler(config), executor, _Silent())
         self._engine.lengths = {}
         self._steps = steps
+        self._choices = {cell: _choice(cell, config) for cell in cells}
         if steps is not None:
-            steps.warm(rows)
+            steps.warm(sorted({choice.rows for choice in self._choices.values()}))
 
     def run(self, cell: Cell, drawn: Drawn) -> float:
         """Seconds from handing in the questions to the last answer."""
@@ -155,7 +157,8 @@ class OursContender:
         """What belongs beside the times."""
         metrics = self._engine.metrics
         captured = {str(bucket.rows): round(taken, 2) for bucket, taken in self._steps.capture_s.items()} if self._steps else {}
-        return {"idle_ratio": metrics.device_idle_ratio, "steps": metrics.steps, "capture_s": captured}
+        reasons = [choice.reason for choice in self._choices.values()]
+        return {"idle_ratio": metrics.device_idle_ratio, "steps": metrics.steps, "capture_s": captured, "reasons": reasons}
 
     def _ask(self, documents: list[Document], length: int) -> None:
         for document in documents:
@@ -186,6 +189,12 @@ def load_ours(folder: Path, device: torch.device, context_tokens: int, random_we
 def synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def _choice(cell: Cell, config: EngineConfig) -> Choice:
+    kv_tokens = config.kv_pages * config.page_size
+    expected = Expected(cell.document_tokens, cell.questions, cell.question_tokens, cell.new_tokens)
+    return choose(expected, kv_tokens, config.page_size, min(config.max_rows, cell.documents * cell.questions))
 
 
 def _free_tokens(model: LoadedModel, setup: OursSetup) -> int:

@@ -54,6 +54,17 @@ def test_the_command_pairs_contenders_and_writes_its_record(tmp_path: Path, monk
     assert (tmp_path / "plots" / "speedup-questions.svg").exists()
 
 
+def test_p_of_the_interleaved_layout_is_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_gpu, "_lines_of", in_process)
+    monkeypatch.setattr(bench_contender, "calibrated_streams", lambda measure, most: (2, f"P = 2: {measure(2) > 0}, {most}"))
+    setup = ["--setup", '{"page_size": 8, "kv_tokens": 1024, "step_tokens": 64, "streams": "calibrate"}']
+    out = tmp_path / "o.json"
+    bench_gpu.main(
+        [*COMMAND[:-3], "interleaved", "--cells", "0", "--seeds", "1", "--passes", "1", "--max-rows", "8", *setup, "--out", str(out)]
+    )
+    assert json.loads(out.read_text())["notes"]["interleaved"]["calibrated"] == "P = 2: True, 3"
+
+
 def test_a_contender_runs_in_a_process_of_its_own_and_a_failure_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

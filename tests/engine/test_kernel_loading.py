@@ -1,0 +1,55 @@
+"""What steps through the kernels are made of, from a config; on a CPU nothing is measured and nothing captured."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from askmany.engine.kernel_loading import load_steps
+from askmany.engine.kv_pool import KVPool, KVShape
+from askmany.engine.space_makers import KernelSetting, SplitMaker
+from askmany.kernels.plan import Chunking
+from askmany.kernels.tiles import AttentionShape, Tiles, choose
+from tests.engine.test_kernel_steps import config_of
+
+
+def model_and_pool(head_dim: int) -> tuple[Any, KVPool]:
+    shape = KVShape(1, 2, head_dim, torch.float32)
+    return SimpleNamespace(name="m", vocabulary=97, kv_shape=shape, q_heads=6), KVPool(shape, 256, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("layout", ["split", "interleaved"])
+def test_steps_are_made_for_both_layouts(layout: str) -> None:
+    model, pool = model_and_pool(16)
+    steps = load_steps(model, pool, config_of(layout, kv_tokens=256), 64)
+    assert steps is not None
+    assert steps.capture_s == {}
+    steps.warm([4])  # nothing to capture with
+
+
+def test_heads_that_the_kernels_do_not_serve_run_in_the_passes(caplog: pytest.LogCaptureFixture) -> None:
+    model, pool = model_and_pool(12)
+    assert load_steps(model, pool, config_of("split", kv_tokens=256), 64) is None
+    assert "the kernels do not serve it (head_dim must be 16 to 256, not 12)" in caplog.text
+
+
+def test_deterministic_spaces_share_one_tile_and_others_take_the_measured_ones() -> None:
+    model, pool = model_and_pool(16)
+    asked: list[int] = []
+
+    def tiles(shape: AttentionShape, rows: int) -> Tiles:
+        asked.append(rows)
+        return choose(shape, rows, 1, None)
+
+    limits = config_of("split", max_rows=32, step_tokens=64, streams=32).limits
+    for deterministic, wanted in ((False, [4, 16, 32]), (True, [32, 32, 32])):
+        setting = KernelSetting(model, pool, 8, limits, 64, Chunking(deterministic=deterministic), nodes=4, tiles=tiles)
+        maker, drawn = SplitMaker(setting), torch.zeros(32, dtype=torch.int64)
+        asked.clear()
+        for bucket in maker.buckets:
+            if bucket.decode:
+                maker.space(bucket, maker.sample(bucket.rows), drawn)
+        assert asked == wanted
