@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import logging
 
+import torch
+
 from askmany.engine.chunk_pass import ChunkPass
 from askmany.engine.config import EngineConfig
 from askmany.engine.graphs import CudaCapturer
 from askmany.engine.kernel_steps import KernelSteps
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.model import RowModel
-from askmany.engine.space_makers import KernelSetting, MaskedMaker, SplitMaker
+from askmany.engine.space_makers import KernelSetting, MaskedMaker, SplitMaker, workspace_bytes
 from askmany.kernels.plan import Chunking
 from askmany.kernels.threshold import tuned_threshold
 from askmany.kernels.tiles import AttentionShape
@@ -42,6 +44,18 @@ def load_steps(model: RowModel, pool: KVPool, config: EngineConfig, context_toke
     capturer = CudaCapturer(pool.device, model.capture_scope) if pool.device.type == "cuda" else None
     maker = SplitMaker(setting) if config.layout == "split" else MaskedMaker(setting)
     return KernelSteps(model, pool, maker, context_tokens, capturer)
+
+
+def kernel_bytes(model: RowModel, config: EngineConfig, device: torch.device) -> int:
+    """What `load_steps` will come to take on a GPU beside the pool, at most; 0 where the kernels do not serve the model."""
+    kv = model.kv_shape
+    try:
+        shape = AttentionShape(model.q_heads, kv.kv_heads, kv.head_dim, config.page_size, kv.dtype)
+    except ValueError:
+        return 0
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    capability = torch.cuda.get_device_capability(device)
+    return workspace_bytes(shape, config.limits, config.layout, model.vocabulary, capability, processors)
 
 
 def _chunking(shape: AttentionShape, config: EngineConfig, pool: KVPool) -> Chunking:

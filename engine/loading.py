@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from askmany.engine.kernel_steps import KernelSteps
 
 logger = logging.getLogger(__name__)
+PACKED = ("fp8", "awq")  # kinds of packed weights that SGLang's layers run
 
 
 def load_executor(model: ResolvedModel, config: EngineConfig, context_tokens: int) -> tuple[TorchExecutor, EngineConfig]:
     """The executor for `model` under `config`, and the config with its `auto` values resolved. Raises ConfigError."""
     device = torch.device(_device(config))
+    check_quantization(model, config, device)
     dtype = _dtype(model, config, device)
     memory.check_weights(model.name, _weight_bytes(model, dtype), device, memory.free_bytes(device))
     loaded = _load_model(model, config, device, getattr(torch, dtype), context_tokens)
@@ -41,7 +43,7 @@ def load_executor(model: ResolvedModel, config: EngineConfig, context_tokens: in
         token_bytes=loaded.kv_shape.token_bytes,
         page_size=config.page_size,
         context_tokens=context_tokens,
-        step_bytes=loaded.step_bytes(config.step_tokens, config.max_rows),
+        step_bytes=loaded.step_bytes(config.step_tokens, config.max_rows) + _kernel_bytes(loaded, config, device),
     )
     free = memory.free_bytes(device)
     if config.kv_tokens == "auto":
@@ -76,12 +78,35 @@ def load_rank(model: ResolvedModel, config: EngineConfig, context_tokens: int, r
         token_bytes=loaded.kv_shape.token_bytes,
         page_size=config.page_size,
         context_tokens=-(-context_tokens // ranks) + config.page_size,
-        step_bytes=loaded.step_bytes(config.step_tokens, config.max_rows),
+        step_bytes=loaded.step_bytes(config.step_tokens, config.max_rows) + _kernel_bytes(loaded, config, device),
     )
     free = memory.free_bytes(device)
     kv_tokens = memory.auto_tokens(need, device, free) if config.kv_tokens == "auto" else config.kv_tokens
     memory.check_tokens(need, kv_tokens, device, free)
     return loaded, kv_tokens, config.resolve(device=_device(config), dtype=dtype, kv_tokens=kv_tokens)
+
+
+def _kernel_bytes(model: LoadedModel, config: EngineConfig, device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    from askmany.engine.kernel_loading import kernel_bytes
+
+    return kernel_bytes(model, config, device)
+
+
+def check_quantization(model: ResolvedModel, config: EngineConfig, device: torch.device) -> None:
+    """Raises ConfigError for packed weights that this engine does not run: all but some of SGLang's kinds, and those on a GPU alone."""
+    packed = model.quantization
+    if packed is None:
+        return
+    if packed not in PACKED:
+        raise ConfigError(
+            f"model {model.name}: weights packed as {packed!r} are not supported ({', '.join(PACKED)} are, by SGLang on a GPU)"
+        )
+    if device.type != "cuda" or config.backend == "transformers" or installed_release() is None:
+        raise ConfigError(f"model {model.name}: weights packed as {packed!r} need engine.backend sglang on a GPU, the device is {device}")
+    if config.deterministic:
+        raise ConfigError(f"model {model.name}: deterministic needs plain weights, these are packed as {packed!r}")
 
 
 def _load_model(model: ResolvedModel, config: EngineConfig, device: torch.device, dtype: torch.dtype, context_tokens: int) -> LoadedModel:
@@ -90,7 +115,7 @@ def _load_model(model: ResolvedModel, config: EngineConfig, device: torch.device
         try:
             return SglangModel.load(model.folder, device, dtype, context_tokens, deterministic=config.deterministic)
         except ConfigError as error:
-            if config.backend == "sglang":
+            if config.backend == "sglang" or model.quantization:
                 raise
             logger.warning("%s; Transformers runs it instead", error)
     return TransformersModel.load(model.folder, device, dtype, config.deterministic, context_tokens)
@@ -121,5 +146,6 @@ def _weight_bytes(model: ResolvedModel, dtype: str) -> int:
     """What the weights will take, from the size of their files."""
     files = [*model.folder.glob("*.safetensors")] or [*model.folder.glob("pytorch_model*.bin")]
     stored = getattr(torch, model.dtype, torch.float32)
-    scale = getattr(torch, dtype).itemsize / stored.itemsize if isinstance(stored, torch.dtype) else 1.0
+    plain = isinstance(stored, torch.dtype) and model.quantization is None
+    scale = getattr(torch, dtype).itemsize / stored.itemsize if plain else 1.0
     return int(sum(file.stat().st_size for file in files) * scale)

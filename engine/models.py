@@ -24,7 +24,8 @@ _SANE_TOKENS = 1 << 40  # a tokenizer without a limit writes 1e30
 class ResolvedModel:
     """A model on this machine's disk. `revision` is a hash: the hub's commit, the known model's file, or the folder's contents.
 
-    `dtype` is the dtype the weights are stored in, as the config names it (`bfloat16`); `eos_token_ids` end an answer.
+    `dtype` is the dtype the weights are stored in, as the config names it (`bfloat16`); `eos_token_ids` end an answer; `quantization` names
+    how weights are packed (`fp8`, `awq`), None where they are plain numbers.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ResolvedModel:
     head_dim: int
     vocab_size: int
     dtype: str
+    quantization: str | None = None
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """K and V of one token over all layers, for a cache of `dtype_bytes` bytes an element."""
@@ -179,7 +181,13 @@ def _facts(name: str, folder: Path, revision: str) -> ResolvedModel:
         head_dim=head_dim,
         vocab_size=_integer(name, config, "vocab_size"),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+        quantization=_quantization(whole) or _quantization(config),
     )
+
+
+def _quantization(config: dict[str, Any]) -> str | None:
+    packed = config.get("quantization_config")
+    return str(packed.get("quant_method", "unknown")).lower() if isinstance(packed, dict) else None
 
 
 def _integer(name: str, config: dict[str, Any], *keys: str) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from askmany.engine.chunk_pass import ChunkPass
-from askmany.engine.config import SchedulerLimits
+from askmany.engine.config import Layout, SchedulerLimits
 from askmany.engine.graphs import Bucket, request_buckets, row_buckets
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.masked_space import MaskedLayout, MaskedSize
@@ -99,9 +99,7 @@ class SplitMaker:
     @property
     def buckets(self) -> list[Bucket]:
         """Decode steps by rows; steps with question tails or small chunks by rows, all streams at once."""
-        most = self._setting.limits.max_rows
-        mixed = {most + rows for rows in MIXED_ROWS if most + rows <= self._setting.limits.step_tokens}
-        return [Bucket(rows, rows, True) for rows in row_buckets(most)] + [Bucket(rows, most, False) for rows in sorted(mixed)]
+        return split_buckets(self._setting.limits)
 
     def sample(self, rows: int) -> PagedStep:
         """Rows of one document."""
@@ -209,6 +207,31 @@ class MaskedMaker:
     def _keys(self) -> int:
         """Cached slots of a request that a graph makes room for: a document with what its streams usually add."""
         return min(self._setting.pool.slots, REQUEST_CONTEXTS * self._setting.context_tokens)
+
+
+def split_buckets(limits: SchedulerLimits) -> list[Bucket]:
+    """Decode steps by rows; steps with question tails or small chunks by rows, all streams at once."""
+    most = limits.max_rows
+    mixed = [most + rows for rows in MIXED_ROWS if most + rows <= limits.step_tokens]
+    return [Bucket(rows, rows, True) for rows in row_buckets(most)] + [Bucket(rows, most, False) for rows in mixed]
+
+
+def workspace_bytes(
+    shape: AttentionShape, limits: SchedulerLimits, layout: Layout, vocabulary: int, capability: tuple[int, int], processors: int
+) -> int:
+    """What graphs and kernels take beside weights, KV pool and activations when every space has been made: partial results of attention and
+    the logits of a step, in fp32."""
+    logits = 4 * 2 * limits.max_rows * vocabulary
+    if layout == "interleaved":  # splits times row tiles fill the processors twice
+        return logits + 4 * 2 * processors * 128 * shape.head_dim * (1 + len(request_buckets(limits.requests)))
+    sizes = [(bucket.rows, bucket.rows if bucket.decode else limits.max_rows + CHUNKS) for bucket in split_buckets(limits)]
+    sizes.append((limits.step_tokens, min(limits.step_tokens, limits.max_rows + CHUNKS)))
+    partials = 0
+    for rows, runs in sizes:
+        tiles = choose(shape, rows, max(1, rows // runs), capability)
+        capacity = default_capacity(shape, tiles, StepLimits(rows, runs, NODES, 1), Chunking(), tiles.per_sm * processors)
+        partials += capacity.partials
+    return logits + 4 * partials * (shape.head_dim + 1)
 
 
 def _power_of_two(count: int) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from askmany.engine.kernel_loading import load_steps
 from askmany.engine.kv_pool import KVPool, KVShape
-from askmany.engine.space_makers import KernelSetting, SplitMaker
+from askmany.engine.space_makers import KernelSetting, SplitMaker, workspace_bytes
 from askmany.kernels.plan import Chunking
 from askmany.kernels.tiles import AttentionShape, Tiles, choose
 from tests.engine.test_kernel_steps import config_of
@@ -53,3 +53,14 @@ def test_deterministic_spaces_share_one_tile_and_others_take_the_measured_ones()
             if bucket.decode:
                 maker.space(bucket, maker.sample(bucket.rows), drawn)
         assert asked == wanted
+
+
+def test_workspaces_are_counted_before_the_pool_is_made() -> None:
+    """The estimate covers what the spaces of a Hopper GPU really ask for, and stays small beside its memory."""
+    shape = AttentionShape(32, 32, 128, 64, torch.bfloat16)
+    limits = config_of("split", max_rows=256, step_tokens=2048, streams=256).limits
+    counted = workspace_bytes(shape, limits, "split", 32016, (9, 0), 132)
+    assert 2e8 < counted < 8e9
+    assert workspace_bytes(shape, limits, "interleaved", 32016, (9, 0), 132) < counted
+    fewer = config_of("split", max_rows=64, step_tokens=512, streams=64).limits
+    assert workspace_bytes(shape, fewer, "split", 32016, (9, 0), 132) < counted / 2

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -117,3 +121,31 @@ def test_deterministic_mode_is_not_sglangs_on_a_cpu() -> None:
     with pytest.raises(ValueError, match="deterministic on a CPU needs backend transformers, the backend is sglang"):
         EngineConfig(backend="sglang", deterministic=True, device="cpu")
     assert EngineConfig(backend="sglang", deterministic=True, device="cuda").deterministic
+
+
+@pytest.mark.parametrize(
+    ("packed", "values", "device", "said"),
+    [
+        ("gptq", {}, "cuda", "weights packed as 'gptq' are not supported (fp8, awq are, by SGLang on a GPU)"),
+        ("fp8", {}, "cpu", "weights packed as 'fp8' need engine.backend sglang on a GPU, the device is cpu"),
+        ("awq", {"backend": "transformers"}, "cuda", "weights packed as 'awq' need engine.backend sglang on a GPU"),
+        ("awq", {"deterministic": True}, "cuda", "deterministic needs plain weights, these are packed as 'awq'"),
+    ],
+)
+def test_packed_weights_run_where_sglang_runs_them(
+    tiny: ResolvedModel, monkeypatch: pytest.MonkeyPatch, packed: str, values: dict[str, Any], device: str, said: str
+) -> None:
+    monkeypatch.setattr(loading, "installed_release", lambda: "0.5.23")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        loading.check_quantization(replace(tiny, quantization=packed), EngineConfig(**values), torch.device(device))
+    loading.check_quantization(replace(tiny, quantization="fp8"), EngineConfig(), torch.device("cuda"))
+    loading.check_quantization(tiny, EngineConfig(deterministic=True), torch.device(device))
+
+
+def test_a_checkpoint_says_how_it_is_packed(tiny: ResolvedModel) -> None:
+    assert tiny.quantization is None
+    config = json.loads((tiny.folder / "config.json").read_text())
+    (tiny.folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "AWQ", "bits": 4}}))
+    assert resolve_model(str(tiny.folder)).quantization == "awq"
+    with pytest.raises(ConfigError, match=r"packed as 'awq' need engine\.backend sglang on a GPU, the device is cpu"):
+        load_executor(resolve_model(str(tiny.folder)), EngineConfig(device="cpu"), 64)
