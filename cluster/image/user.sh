@@ -10,6 +10,9 @@ fi
 if grep -q ':x:1000:1000:' "$root/etc/passwd"; then
     userdel "${prefix[@]}" "$(grep ':x:1000:1000:' "$root/etc/passwd" | cut -d: -f1)"
 fi
+if grep -q ':x:1000:' "$root/etc/group"; then
+    groupdel "${prefix[@]}" "$(grep ':x:1000:' "$root/etc/group" | cut -d: -f1)"
+fi
 groupadd "${prefix[@]}" --gid 1000 askmany
 useradd "${prefix[@]}" --uid 1000 --gid 1000 --home-dir /home/askmany --shell /bin/bash askmany
 mkdir -p "$root/home/askmany" "$root/models"
