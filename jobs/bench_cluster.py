@@ -1,0 +1,279 @@
+"""What a second GPU brings to a run, and what losing a worker costs it: whole runs through `askmany.run` and Ray, paired in one session.
+
+    python -m askmany.jobs.bench_cluster --shape qwen2.5-7b --backend sglang --output out/bench-cluster
+
+The same documents and questions with one worker and with `--workers`, in turns, then once more with all workers while one of them is killed
+with SIGKILL after a third of the groups. Documents an hour count from the first group's start to the last one's commit, so that loading a
+model is left out and told beside it. `busy` is the share of that time that engines spent in steps, `gpu` what nvidia-smi saw meanwhile.
+Weights are random unless `--model` names a folder. Every run's keys are counted; one that is missing or twice fails the benchmark. The last
+line is one JSON document.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean, median
+from typing import Annotated, Any
+
+import typer
+
+from askmany.engine.errors import ConfigError
+from askmany.pipeline.commit import current_answers
+from askmany.pipeline.ledger import read_ledger
+from askmany.pipeline.run import run
+from askmany.pipeline.storage import ObjectStore
+
+Group = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is measured. Documents have about `document_words` words (lognormal, sigma 0.5), one token each with a shape's tokenizer."""
+
+    model: str
+    output: Path
+    documents: int = 200
+    questions: int = 32
+    document_words: int = 4000
+    new_tokens: int = 24
+    workers: int = 2
+    backend: str = "sglang"
+    dispatch: str = "direct"
+    rounds: int = 2
+    seed: int = 0
+    gpus: float | str = "auto"
+    engine: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run. `start_s` is what came before the first group began, `span_s` what is measured."""
+
+    workers: int
+    killed: str
+    start_s: float
+    span_s: float
+    documents_per_hour: float
+    answer_tokens_per_s: float
+    busy: float
+    gpu: float | None
+    groups: dict[str, int] = field(default_factory=dict)
+    statuses: dict[str, int] = field(default_factory=dict)
+
+
+def main(
+    output: Annotated[Path, typer.Option(help="A folder for inputs, model and answers; what is in it is replaced.")],
+    shape: Annotated[str, typer.Option(help="A shape of `bench_shapes`, with random weights.")] = "qwen2.5-7b",
+    model: Annotated[str | None, typer.Option(help="A model instead of a shape.")] = None,
+    documents: int = 200,
+    questions: int = 32,
+    document_words: int = 4000,
+    new_tokens: int = 24,
+    workers: Annotated[int, typer.Option(min=2)] = 2,
+    backend: str = "sglang",
+    dispatch: str = "direct",
+    rounds: Annotated[int, typer.Option(min=1)] = 2,
+) -> None:
+    """Measure, print a line a run and the JSON document."""
+    output.mkdir(parents=True, exist_ok=True)
+    found = model or str(random_model(shape, output / "model"))
+    setup = Setup(found, output, documents, questions, document_words, new_tokens, workers, backend, dispatch, rounds)
+    print(json.dumps(compare(setup), indent=1))
+
+
+def compare(setup: Setup) -> dict[str, Any]:
+    """Every run and what they come to together. ConfigError when a run lost or doubled an answer."""
+    write_input(setup)
+    runs = []
+    for number in range(setup.rounds):
+        order = (1, setup.workers) if number % 2 == 0 else (setup.workers, 1)
+        runs += [measure(setup, f"round-{number}-{count}", count) for count in order]
+    killed = measure(setup, "killed", setup.workers, kill=True)
+    alone = median(one.documents_per_hour for one in runs if one.workers == 1)
+    together = [one for one in runs if one.workers == setup.workers]
+    rate = median(one.documents_per_hour for one in together)
+    return {
+        "setup": {**asdict(setup), "output": str(setup.output), "engine": dict(setup.engine)},
+        "device": _device(),
+        "runs": [asdict(one) for one in (*runs, killed)],
+        "scaling": rate / alone,
+        "busy": fmean(one.busy for one in together),
+        "killed_share_of_rate": killed.documents_per_hour / rate,
+    }
+
+
+def write_input(setup: Setup) -> None:
+    """The documents and questions, from words `w0` to `w96`."""
+    draw = random.Random(setup.seed)
+    with open(setup.output / "documents.jsonl", "w", encoding="utf-8") as file:
+        for number in range(setup.documents):
+            count = max(8, int(setup.document_words * draw.lognormvariate(0, 0.5)))
+            text = " ".join(f"w{draw.randrange(97)}" for _ in range(count))
+            file.write(json.dumps({"doc_id": f"d{number:05d}", "text": text}) + "\n")
+
+
+def measure(setup: Setup, name: str, workers: int, kill: bool = False) -> Measured:
+    """One run into a fresh output, told by its ledger."""
+    store = ObjectStore(str(setup.output / name), {})
+    shutil.rmtree(setup.output / name, ignore_errors=True)
+    with _gpu_samples() as samples, _killer(store, workers if kill else 0) as victim:
+        result = run(config_of(setup, store.uri, workers))
+    groups = [line for line in read_ledger(store) if line.get("kind") == "group"]
+    _refuse_losses(setup, store, result.exit_code)
+    began = min(group["at"] - group["seconds"] for group in groups)
+    span_s = max(group["at"] for group in groups) - began
+    found = Measured(
+        workers=workers,
+        killed=victim[0] if victim else "",
+        start_s=round(result.seconds - span_s, 3),
+        span_s=round(span_s, 3),
+        documents_per_hour=3600 * setup.documents / span_s,
+        answer_tokens_per_s=sum(group["usage"].get("answer_tokens", 0) for group in groups) / span_s,
+        busy=sum(group["usage"].get("busy_s", 0.0) for group in groups) / (span_s * workers),
+        gpu=_mean_over(samples, began, began + span_s, workers),
+        groups=dict(Counter(group["worker"] for group in groups)),
+        statuses=dict(result.statuses),
+    )
+    print(f"{name}: {found.documents_per_hour:,.0f} documents/hour, busy {found.busy:.3f}, gpu {found.gpu}, {span_s:.1f} s", flush=True)
+    return found
+
+
+def config_of(setup: Setup, output: str, workers: int) -> dict[str, Any]:
+    """The run's configuration."""
+    questions = [{"id": f"q{n:02d}", "question": f"w{n} w{n + 1} w{n + 2}"} for n in range(setup.questions)]
+    return {
+        "model": setup.model,
+        "input": {"uri": str(setup.output / "documents.jsonl")},
+        "questions": questions,
+        "output": {"uri": output},
+        "prompt": {"instruction": "w1 w2", "chat": False},
+        "sampling": {"max_new_tokens": setup.new_tokens},
+        "engine": {"backend": setup.backend, **dict(setup.engine)},
+        "workers": {"count": workers, "gpus": setup.gpus, "dispatch": setup.dispatch, "cpus": 1},
+        "metrics": {"heartbeat_s": 0.5},
+    }
+
+
+def _refuse_losses(setup: Setup, store: ObjectStore, exit_code: int) -> None:
+    keys = Counter((row["doc_id"], row["question_id"]) for table in current_answers(store) for row in table.to_pylist())
+    wanted = setup.documents * setup.questions
+    if exit_code or len(keys) != wanted or max(keys.values()) != 1:
+        raise ConfigError(f"{store.uri}: exit code {exit_code}, {len(keys):,} of {wanted:,} keys, {max(keys.values(), default=0)} of one")
+
+
+@contextmanager
+def _killer(store: ObjectStore, workers: int) -> Iterator[list[str]]:
+    """Meanwhile, kill one worker of this machine once `workers` of them have committed a third of the plan (0: nobody). Who it was."""
+    victim: list[str] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.2):
+            groups = [line for line in read_ledger(store) if line.get("kind") == "group"]
+            status = _planned(store)
+            done = sum(group["records"] for group in groups)
+            names = sorted({group["worker"] for group in groups})
+            if status and done * 3 >= status and len(names) >= workers:
+                host, _, pid = names[0].rpartition("/")
+                if host == socket.gethostname():
+                    os.kill(int(pid), signal.SIGKILL)
+                    victim.append(names[0])
+                return
+
+    thread = threading.Thread(target=watch, daemon=True)
+    if workers:
+        thread.start()
+    try:
+        yield victim
+    finally:
+        over.set()
+        if workers:
+            thread.join()
+
+
+def _planned(store: ObjectStore) -> int:
+    """Records of the plan, 0 before there is one."""
+    try:
+        return int(json.loads(store.get("run.json"))["planned_records"])
+    except (FileNotFoundError, KeyError, ValueError):
+        return 0
+
+
+@contextmanager
+def _gpu_samples() -> Iterator[list[tuple[float, list[float]]]]:
+    """(seconds since 1970, utilisation of each GPU from 0 to 1), twice a second; nothing where there is no nvidia-smi."""
+    found: list[tuple[float, list[float]]] = []
+    program = shutil.which("nvidia-smi")
+    over = threading.Event()
+
+    def sample() -> None:
+        command = [str(program), "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+        while not over.wait(0.5):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                found.append((time.time(), [float(line) / 100 for line in done.stdout.split()]))
+
+    thread = threading.Thread(target=sample, daemon=True)
+    if program:
+        thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        if program:
+            thread.join()
+
+
+def _mean_over(samples: list[tuple[float, list[float]]], began: float, ended: float, gpus: int) -> float | None:
+    """The mean utilisation of the `gpus` busiest GPUs between two times; None without samples."""
+    inside = [values for at, values in samples if began <= at <= ended]
+    if not inside:
+        return None
+    means = sorted((fmean(column) for column in zip(*inside, strict=True)), reverse=True)
+    return round(fmean(means[:gpus]), 4)
+
+
+def _device() -> str:
+    if shutil.which("nvidia-smi") is None:
+        return "cpu"
+    done = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=False)
+    return ", ".join(done.stdout.strip().splitlines()) or "cpu"
+
+
+def random_model(shape: str, parent: Path) -> Path:
+    """A folder with a shape's configuration, random weights in bf16 and a tokenizer of one token a word; made once."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from askmany.jobs.bench_shapes import shape_folder, vocabulary
+
+    folder = shape_folder(shape, parent)
+    if any(folder.glob("*.safetensors")):
+        return folder
+    words = {"[unk]": 0, "<s>": 1, "</s>": 2, **{f"w{n}": n + 3 for n in range(vocabulary(shape) - 3)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[unk]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        network = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+    network.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+if __name__ == "__main__":
+    typer.run(main)

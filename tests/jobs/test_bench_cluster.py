@@ -1,0 +1,69 @@
+"""The benchmark of several workers, on the fake engine: every run is whole, the killed worker is told, the sums are sums."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from askmany.engine.errors import ConfigError
+from askmany.jobs.bench_cluster import Setup, _killer, _mean_over, _refuse_losses, compare, random_model
+from askmany.pipeline.ledger import Ledger
+from askmany.pipeline.run_file import write_run
+from askmany.pipeline.storage import ObjectStore
+from tests.helpers.stored import stored_run
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_runs_are_compared_and_one_loses_a_worker(tmp_path: Path, ray_session: None) -> None:
+    model = random_model("tiny", tmp_path / "model")
+    assert random_model("tiny", tmp_path / "model") == model
+    sizes = {"documents": 120, "questions": 4, "document_words": 200, "new_tokens": 4, "rounds": 1}
+    setup = Setup(str(model), tmp_path, **sizes, backend="fake", gpus=0, engine=(("step_tokens", 256),))  # type: ignore[arg-type]
+    found = compare(setup)
+    alone, together, killed = found["runs"]
+    assert (alone["workers"], together["workers"], killed["workers"]) == (1, 2, 2)
+    assert (len(alone["groups"]), len(together["groups"])) == (1, 2)
+    assert all(one["statuses"] == {"ok": 480} for one in found["runs"])
+    assert found["scaling"] == pytest.approx(together["documents_per_hour"] / alone["documents_per_hour"])
+    assert (alone["killed"], together["killed"]) == ("", "")
+    assert all(0 < one["busy"] <= 1 for one in found["runs"])
+
+
+def test_one_worker_is_killed_once_all_are_at_work_and_a_third_is_done(tmp_path: Path) -> None:
+    store = ObjectStore(str(tmp_path), {})
+    write_run(store, {"planned_records": 90})
+    processes = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    names = [f"{socket.gethostname()}/{process.pid}" for process in processes]
+    ledger = Ledger(store, 1)
+    with _killer(store, 2) as victim:
+        for name, records in ((names[0], 40), (names[1], 10)):
+            assert (victim, [process.poll() for process in processes]) == ([], [None, None])
+            ledger.write("group", {"worker": name, "records": records})
+            ledger.flush()
+            time.sleep(0.6)
+        while not victim:
+            time.sleep(0.05)
+    assert victim == [min(names)]
+    ends = {name: process.poll() if name != victim[0] else process.wait(10) for name, process in zip(names, processes, strict=True)}
+    assert ends == {victim[0]: -9, max(names): None}
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_lost_answers_are_refused(tmp_path: Path) -> None:
+    stored_run(tmp_path / "out", {})
+    with pytest.raises(ConfigError, match="exit code 0, 0 of 6,400 keys"):
+        _refuse_losses(Setup("m", tmp_path), ObjectStore(str(tmp_path / "out"), {}), 0)
+
+
+def test_utilisation_is_of_the_time_and_the_gpus_that_count() -> None:
+    samples = [(0.0, [1.0, 1.0, 0.0]), (5.0, [0.5, 0.0, 0.9]), (6.0, [0.7, 0.0, 0.9]), (9.0, [0.0, 0.0, 0.0])]
+    assert _mean_over(samples, 4, 7, 2) == pytest.approx(0.75)
+    assert _mean_over(samples, 4, 7, 1) == pytest.approx(0.9)
+    assert _mean_over(samples, 7, 8, 2) is None
