@@ -16,7 +16,7 @@ from typing import Any
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # read when ray is imported: every socket on the loopback
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ["RAY_worker_niceness"] = "0"  # of every node alike, those that join before the run begins included
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (Ray spells it so; every node alike, those that are there before the run included)
 
 from askmany.engine.fake import fake_engine
 from askmany.pipeline.commit import list_shards
