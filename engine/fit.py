@@ -16,6 +16,7 @@ from typing import Literal
 from askmany.engine.errors import ConfigError
 
 FitPolicy = Literal["error", "truncate_head", "truncate_tail", "truncate_middle"]
+"""How a document is made to fit as one; under `split` it becomes several (see `chunk_room`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,19 @@ def fit(document_tokens: int, overhead_tokens: int, asks: Sequence[Ask], context
     if policy == "error" or room >= document_tokens:
         return Fit(((0, document_tokens),), False, too_long, totals)
     return Fit(kept_ranges(document_tokens, room, policy), True, too_long, totals)
+
+
+def chunk_room(document_tokens: int, overhead_tokens: int, asks: Sequence[Ask], context_tokens: int, least_tokens: int) -> tuple[int, Fit]:
+    """How many document tokens a chunk may have, by the most demanding question, and the verdicts.
+
+    A question that leaves less room than `least_tokens` (or than the document takes) is too long; with none left the room is 0.
+    """
+    totals = tuple(overhead_tokens + document_tokens + ask.tokens for ask in asks)
+    rooms = [context_tokens - overhead_tokens - ask.tokens for ask in asks]
+    needed = max(1, min(document_tokens, least_tokens))
+    too_long = tuple(i for i, room in enumerate(rooms) if room < needed)
+    room = min((room for room in rooms if room >= needed), default=0)
+    return room, Fit(((0, document_tokens),), False, too_long, totals)
 
 
 def kept_ranges(tokens: int, room: int, policy: FitPolicy) -> tuple[tuple[int, int], ...]:

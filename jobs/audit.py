@@ -62,10 +62,11 @@ def _documents(opened: OpenedRun, wanted: set[str]) -> dict[str, SourceDocument]
     before = resume.read_plan(opened.store)
     if before is None:
         raise ConfigError(f"{opened.store.uri}: it holds no plan; is it the output of a run?")
-    planned = [document for document in planned_documents(before[0].table) if document.doc_id in wanted]
+    plan = before[0]
+    planned = {document.doc_id: document for document in planned_documents(plan.table, plan.sets) if document.doc_id in wanted}
     fetcher = Fetcher(opened.config.input)
     try:
-        found = [source for _, source in fetcher.fetch([document.locator for document in planned])]
+        found = [source for _, source in fetcher.fetch([document.locator for document in planned.values()])]
     finally:
         fetcher.close()
     errors = [source for source in found if not isinstance(source, SourceDocument)]

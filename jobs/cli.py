@@ -63,9 +63,10 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
     if_running: Waiting = "fail",
     retry_errors: Again = False,
+    sort_output: Annotated[bool, typer.Option("--sort-output", help="answers.jsonl in order of document and question.")] = False,
 ) -> None:
-    """Answer every question of every document. Running it again goes on where it stopped."""
-    overrides = run_job.overrides(sets or [], model=model, output=output, limit=limit, strict=strict)
+    """Answer every question of every document. Running it again goes on where it stopped, and asks what is new."""
+    overrides = run_job.overrides(sets or [], model=model, output=output, limit=limit, strict=strict, sort=sort_output)
     how: dict[str, Any] = {"dry_run": dry_run, "quiet": quiet, "if_running": if_running, "retry_errors": retry_errors}
     raise typer.Exit(run_job.main(config, overrides, **how))
 
@@ -170,10 +171,11 @@ def preview(
     model: Model = None,
     document: Annotated[str | None, typer.Option("--document", help="A doc_id; the first document when left out.")] = None,
     question: Annotated[str | None, typer.Option("--question", help="A question id; the first question when left out.")] = None,
+    chunk: Annotated[int, typer.Option("--chunk", min=0, help="Which chunk of a document that is split, counted from 0.")] = 0,
 ) -> None:
     """Show the exact prompt of one document and question, its tokens and its BOS check. Loads no weights."""
     overrides = run_job.overrides(sets or [], model=model)
-    raise typer.Exit(run_job.guarded(lambda: preview_job.main(config, overrides, document, question, Console())))
+    raise typer.Exit(run_job.guarded(lambda: preview_job.main(config, overrides, document, question, Console(), chunk)))
 
 
 @app.command()

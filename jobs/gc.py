@@ -1,6 +1,7 @@
 """`askmany gc OUT`: remove what no answer needs: shards of older plans, marks and kept parts of finished groups, unfinished writes, probes.
 
-Nothing is removed while a run holds the output. What the manifest names, and whatever a resumed run could use, stays.
+Nothing is removed while a run holds the output. What the manifest names, and whatever a resumed run could use, stays. Records that an edit
+of questions or documents put out of the answers are removed for good.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from rich.console import Console
 from askmany.engine.errors import ConfigError
 from askmany.pipeline.attempts import FOLDER as ATTEMPTS
 from askmany.pipeline.attempts import KEPT
-from askmany.pipeline.commit import ANSWERS, MANIFEST, group_of, read_manifest
+from askmany.pipeline.carrying import FORMER, FORMER_PLAN, place
+from askmany.pipeline.commit import ANSWERS, MANIFEST, read_manifest, shard_name
 from askmany.pipeline.lock import FOLDER as LOCK
 from askmany.pipeline.lock import RunLock, newest_lease
 from askmany.pipeline.preflight import PROBE
@@ -42,20 +44,24 @@ def _unneeded(store: ObjectStore, objects: dict[str, int]) -> Iterator[str]:
     plan = read_plan(store)
     if plan is None:
         raise ConfigError(f"{store.uri}: no plan there; is it the output of a run?")
-    planned = {group.name for group in plan[0].groups}
+    planned = {shard_name(group.name): group for group in plan[0].groups}
     named = set(manifest.shards) if manifest is not None else set()
-    complete = manifest is not None and manifest.complete
+    complete = manifest is not None and manifest.complete and named == set(planned)
+    sources = {group.source for name, group in planned.items() if name not in objects}
+    needed = {place(source, objects) for source in sources if source is not None}
     newest = newest_lease(store)
     for name in objects:
         folder, _, base = name.rpartition("/")
         if base.startswith((UNFINISHED, PROBE)):
             yield name
+        elif name in needed:
+            continue
         elif folder == ANSWERS and base.endswith(".parquet"):
-            if name not in named and (complete or group_of(name) not in planned):
+            if name not in named and (complete or name not in planned):
                 yield name
         elif name.startswith(f"{ATTEMPTS}/"):
             group = name.split("/")[1]
-            if complete or group not in planned or not name.endswith(KEPT):
+            if complete or shard_name(group) not in planned or not name.endswith(KEPT):
                 yield name
-        elif folder == LOCK and newest is not None and name < newest.name:
+        elif folder == FORMER or (name == FORMER_PLAN and not needed) or (folder == LOCK and newest is not None and name < newest.name):
             yield name

@@ -55,6 +55,7 @@ output:
   format: parquet           # parquet, jsonl or both; the Parquet shards are always there
   shard_documents: 1024     # documents whose answers share a file, at most
   shard_records: 50000      # and about so many answers
+  sort: false               # answers.jsonl in order of document and question over all shards; each shard is so in any case
   storage_options: {{}}
 
 engine:
@@ -82,7 +83,9 @@ sampling:                   # a question may set each of these for itself
   seed: 0
 
 long_documents:
-  policy: error             # error (their records say too_long), truncate_head, truncate_tail, truncate_middle (flagged)
+  policy: error             # error (their records say too_long), truncate_head, truncate_tail, truncate_middle (flagged), split
+  chunk_tokens: auto        # split: tokens of a chunk at most; auto: what the context leaves
+  overlap_tokens: 128       # split: a chunk begins so many tokens before the end of the one before it
 
 workers:
   count: auto               # how many are wanted, nodes that join later included; auto: one for each GPU, or one with all cores

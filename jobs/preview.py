@@ -17,13 +17,16 @@ from askmany.pipeline.readers import plan_spans, scan
 SHOWN_TOKENS = 12
 
 
-def main(config: Path, overrides: Sequence[str], doc_id: str | None, question_id: str | None, console: Console) -> int:
-    """Print the prompt as the model gets it. ConfigError when there is no such document or question."""
+def main(config: Path, overrides: Sequence[str], doc_id: str | None, question_id: str | None, console: Console, chunk: int = 0) -> int:
+    """Print the prompt as the model gets it. ConfigError when there is no such document, chunk of it, or question."""
     opened = open_run(load_config(config, overrides), own_output=False)
     source = next((document for document in _documents(opened) if doc_id in (None, document.doc_id)), None)
     if source is None:
         raise ConfigError("input.uri: " + ("no document there" if doc_id is None else f"no document {doc_id!r} there"))
-    prepared = opened.preparer.prepare(source)
+    parts = opened.preparer.parts(source)
+    if chunk >= len(parts):
+        raise ConfigError(f"--chunk {chunk}: document {source.doc_id!r} is answered in {len(parts)}, counted from 0")
+    prepared = parts[chunk]
     question = next((q for q in prepared.questions if question_id in (None, q.asked.question_id)), None)
     if question is None:
         ids = ", ".join(q.asked.question_id for q in prepared.questions[:5])

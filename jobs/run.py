@@ -55,9 +55,11 @@ def overrides(
     output: str | None = None,
     limit: int | None = None,
     strict: bool = False,
+    sort: bool = False,
 ) -> list[str]:
     """Command-line options as `section.key=value` overrides, `--set` ones last."""
     options = {"model": model, "output.uri": output, "input.limit": limit, "input.strict": strict or None}
+    options["output.sort"] = sort or None
     return [*(f"{key}={_quoted(value)}" for key, value in options.items() if value is not None), *sets]
 
 

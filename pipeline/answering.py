@@ -10,6 +10,7 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from askmany.engine.errors import ConfigError, DocumentError
@@ -38,11 +39,11 @@ class Answered:
 
 @dataclass(slots=True)
 class _Asked:
-    """A prepared document and its ticket; the ticket is None when no question needs the engine."""
+    """A prepared document, whole or in chunks, and a ticket for each; a ticket is None when no question of it needs the engine."""
 
     planned: PlannedDocument
-    prepared: PreparedDocument
-    ticket: Ticket | None
+    parts: tuple[PreparedDocument, ...]
+    tickets: list[Ticket | None]
 
 
 class Answerer:
@@ -61,38 +62,43 @@ class Answerer:
         for locator, source in self._fetcher.fetch(list(planned)):
             if self._draining.is_set():
                 break
-            prepared = self._prepare(planned[locator], source)
-            if isinstance(prepared, DocumentError):
-                yield self.failed(planned[locator], str(prepared), attempt)
+            parts = self._prepare(planned[locator], source)
+            if isinstance(parts, DocumentError):
+                yield self.failed(planned[locator], str(parts), attempt)
             else:
-                asked.append(_Asked(planned[locator], prepared, self._submit(group, prepared)))
+                asked.append(_Asked(planned[locator], parts, [self._submit(group, part) for part in parts]))
         for item in asked:
-            if self._finished(item.ticket) and self._finished(again := self._ask_lost_again(item.ticket)):
-                yield self._gather(replace(item, ticket=again), attempt)
+            if all(map(self._finished, item.tickets)):
+                item.tickets = [self._ask_lost_again(ticket) for ticket in item.tickets]
+                if all(map(self._finished, item.tickets)):
+                    yield self._gather(item, attempt)
 
     def failed(self, planned: PlannedDocument, reason: str, attempt: int) -> Answered:
-        """Error records for a document that cannot be read, prepared or survived: one for each question it is known to have."""
-        ids = planned.asked if planned.asked is not None else self._preparer.question_ids(planned.own_questions)
-        records = (Record(planned.doc_id, question_id, "error", attempt=attempt, error=reason) for question_id in ids)
-        return Answered(planned.doc_id, tuple(records))
+        """Error records for a document that cannot be read, prepared or survived: one for each question and chunk that were planned."""
+        keys = product(planned.asked, range(planned.chunks))
+        return Answered(
+            planned.doc_id,
+            tuple(Record(planned.doc_id, question_id, "error", chunk=chunk, attempt=attempt, error=reason) for question_id, chunk in keys),
+        )
 
-    def _prepare(self, planned: PlannedDocument, source: SourceDocument | DocumentError) -> PreparedDocument | DocumentError:
+    def _prepare(self, planned: PlannedDocument, source: SourceDocument | DocumentError) -> tuple[PreparedDocument, ...] | DocumentError:
         if isinstance(source, DocumentError):
             return source
         if (source.doc_id, source.content_hash) != (planned.doc_id, planned.content_hash):
             return DocumentError(f"{planned.locator.place()}: the document has changed since it was planned")
         try:
-            prepared = self._preparer.prepare(source)
+            parts = self._preparer.parts(source)
         except (ConfigError, DocumentError) as error:
             return DocumentError(str(error))
         except Exception as error:  # a document may fail in any way; its siblings may not notice
             return DocumentError(f"{planned.locator.place()}: {type(error).__name__}: {error}")
-        return prepared if planned.asked is None else prepared.only(planned.asked)
+        return tuple(part.only(planned.asked) for part in parts)
 
-    def _submit(self, group: str, prepared: PreparedDocument) -> Ticket | None:
-        if not prepared.answerable:
+    def _submit(self, group: str, part: PreparedDocument) -> Ticket | None:
+        if not part.answerable:
             return None
-        return self._loop.submit(prepared.for_engine(f"{group}/{prepared.source.doc_id}"))
+        chunk = f"#{part.chunk}" if part.chunk else ""
+        return self._loop.submit(part.for_engine(f"{group}{chunk}/{part.source.doc_id}"))
 
     def _finished(self, ticket: Ticket | None) -> bool:
         """Wait for the ticket; False when the worker began to drain first."""
@@ -102,18 +108,21 @@ class Answerer:
         return True
 
     def _gather(self, asked: _Asked, attempt: int) -> Answered:
-        prepared, ticket = asked.prepared, asked.ticket
+        records = [
+            record for part, ticket in zip(asked.parts, asked.tickets, strict=True) for record in self._records(part, ticket, attempt)
+        ]
+        seconds = max((ticket.seconds for ticket in asked.tickets if ticket is not None), default=0.0)
+        return Answered(asked.planned.doc_id, tuple(records), seconds, sum(part.document_tokens for part in asked.parts))
+
+    def _records(self, part: PreparedDocument, ticket: Ticket | None, attempt: int) -> Iterator[Record]:
         if ticket is not None:
             ticket.wait()
-        records = []
-        for question in prepared.questions:
+        for question in part.questions:
             if question.status is not None:
-                records.append(prepared.record(question, attempt, status=question.status, error=question.error))
+                yield part.record(question, attempt, status=question.status, error=question.error)
             else:
                 assert ticket is not None
-                records.append(prepared.record(question, attempt, **outcome(ticket, question.asked)))
-        seconds = ticket.seconds if ticket is not None else 0.0
-        return Answered(asked.planned.doc_id, tuple(records), seconds, prepared.document_tokens)
+                yield part.record(question, attempt, **outcome(ticket, question.asked))
 
     def _ask_lost_again(self, ticket: Ticket | None) -> Ticket | None:
         """Questions that the engine lost are asked once more; a ticket that will have both outcomes."""

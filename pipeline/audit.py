@@ -38,7 +38,8 @@ class Sampled:
 
     @property
     def place(self) -> dict[str, str]:
-        return {"doc_id": self.document.source.doc_id, "question_id": self.question.asked.question_id}
+        chunk = {"chunk": str(self.document.chunk)} if self.document.chunk else {}
+        return {"doc_id": self.document.source.doc_id, "question_id": self.question.asked.question_id, **chunk}
 
 
 def draw_sample(rows: Iterable[Mapping[str, Any]], size: int, seed: int) -> list[Mapping[str, Any]]:
@@ -49,12 +50,12 @@ def draw_sample(rows: Iterable[Mapping[str, Any]], size: int, seed: int) -> list
 
 def match(rows: Sequence[Mapping[str, Any]], documents: Mapping[str, SourceDocument], preparer: Preparer) -> list[Sampled]:
     """The sampled records with their documents and questions, prepared as the run prepared them."""
-    prepared: dict[str, PreparedDocument] = {}
+    prepared: dict[str, tuple[PreparedDocument, ...]] = {}
     found = []
     for row in rows:
         if row["doc_id"] not in prepared:
-            prepared[row["doc_id"]] = preparer.prepare(documents[row["doc_id"]])
-        document = prepared[row["doc_id"]]
+            prepared[row["doc_id"]] = preparer.parts(documents[row["doc_id"]])
+        document = prepared[row["doc_id"]][row["chunk"]]
         question = next(q for q in document.questions if q.asked.question_id == row["question_id"])
         found.append(Sampled(document, question, row["answer"], row["margin"]))
     return found
@@ -106,7 +107,8 @@ class Auditor:
 
     def _alone(self, item: Sampled, question: PreparedQuestion, segments: tuple[tuple[int, ...], ...]) -> StreamResult | None:
         """The answer to one question with nothing beside it; None when it cannot be asked so."""
-        document = Document(f"audit/{item.document.source.doc_id}", segments, (question.for_engine(item.document.source.doc_id),))
+        source, chunk = item.document.source, item.document.chunk
+        document = Document(f"audit/{source.doc_id}", segments, (question.for_engine(source.doc_id, chunk),))
         try:
             self._engine.submit(document)
         except (DocumentError, QuestionError):
@@ -125,7 +127,7 @@ class Auditor:
         return self._preparer.prepare_question(replace(asked, text=with_options(asked.template, shown)))
 
     def _other_cut(self, document: PreparedDocument) -> tuple[tuple[int, ...], ...] | None:
-        prompts, text = self._preparer.prompts, document.source.text
+        prompts, text = self._preparer.prompts, document.source.text if document.truncated else document.text
         room = document_tokens(prompts, document.text) if document.truncated else document.document_tokens // 2
         policy = self._preparer.other_policy if document.truncated else "truncate_middle"
         try:

@@ -155,8 +155,15 @@ class Manifest:
     shards: Mapping[str, Mapping[str, int]]
 
 
-def seal(store: ObjectStore, fingerprint: str, planned: Mapping[str, int], known: Mapping[str, Shard]) -> Manifest:
-    """Write the manifest. `planned` maps groups to records; `known` are shards that need not be opened while their size is the same.
+def seal(
+    store: ObjectStore,
+    fingerprint: str,
+    planned: Mapping[str, int],
+    known: Mapping[str, Shard],
+    documents: Mapping[str, int] | None = None,
+) -> Manifest:
+    """Write the manifest. `planned` maps groups to records; `known` are shards that need not be opened while their size is the same;
+    `documents` says how many documents count with each group where that is not all that it holds records of.
 
     Named is every planned group's shard that is there, or that is known though the store's listing does not show it yet. A shard that is
     unreadable, of another run, not planned (an older plan's straggler), or with another number of rows than planned is not named.
@@ -170,12 +177,12 @@ def seal(store: ObjectStore, fingerprint: str, planned: Mapping[str, int], known
             shard = Shard(footer, listed[group]) if footer else None
         if shard is not None and shard.footer.fingerprint == fingerprint and shard.footer.rows == rows:
             found[group] = shard
-    manifest = _manifest(fingerprint, planned, found)
+    manifest = _manifest(fingerprint, planned, found, documents or {})
     store.put(MANIFEST, json.dumps(asdict(manifest), indent=1).encode())
     return manifest
 
 
-def _manifest(fingerprint: str, planned: Mapping[str, int], found: Mapping[str, Shard]) -> Manifest:
+def _manifest(fingerprint: str, planned: Mapping[str, int], found: Mapping[str, Shard], documents: Mapping[str, int]) -> Manifest:
     statuses: Counter[str] = Counter()
     usage: Counter[str] = Counter()
     for shard in found.values():
@@ -189,7 +196,7 @@ def _manifest(fingerprint: str, planned: Mapping[str, int], found: Mapping[str, 
         fingerprint=fingerprint,
         complete=set(found) == set(planned),
         planned_records=sum(planned.values()),
-        documents=sum(shard["documents"] for shard in shards.values()),
+        documents=sum(documents.get(group, shard.footer.documents) for group, shard in found.items()),
         records=sum(shard["rows"] for shard in shards.values()),
         statuses={status: statuses[status] for status in STATUSES if statuses[status]},
         usage=dict(usage),
@@ -215,17 +222,33 @@ def read_answers(store: ObjectStore, manifest: Manifest) -> Iterator[pa.Table]:
 
 
 def current_answers(store: ObjectStore) -> Iterator[pa.Table]:
-    """The answers as they stand: by the manifest of a complete run, else every whole shard of the run that is there."""
+    """The answers as they stand, one table a shard (see `current_shards`)."""
+    for name in current_shards(store):
+        with store.open(name) as stream:
+            yield pq.ParquetFile(stream).read()
+
+
+def current_shards(store: ObjectStore) -> Iterator[str]:
+    """The shards as they stand: by the manifest of a complete run, else every whole shard of the run's plan that is there."""
     manifest = read_manifest(store) if store.exists(MANIFEST) else None
     if manifest is not None and manifest.complete:
-        yield from read_answers(store, manifest)
+        yield from sorted(manifest.shards)
         return
     try:
         fingerprint = json.loads(store.get(RUN))["fingerprint"]
     except FileNotFoundError:
         raise ConfigError(f"{store.uri_of(RUN)}: no such file; is {store.uri} the output of a run?") from None
+    planned = _planned_groups(store)
     for name in list_shards(store):
-        footer = read_footer(store, name)
+        footer = read_footer(store, name) if planned is None or group_of(name) in planned else None
         if footer is not None and footer.fingerprint == fingerprint:
-            with store.open(name) as stream:
-                yield pq.ParquetFile(stream).read()
+            yield name
+
+
+def _planned_groups(store: ObjectStore) -> set[str] | None:
+    """The groups of the plan in the output; None where there is none that can be read."""
+    try:
+        column = pq.read_table(io.BytesIO(store.get(PLAN)), columns=["group"]).column("group")
+    except (FileNotFoundError, pa.ArrowException, KeyError):
+        return None
+    return set(pc.unique(column.cast(pa.string())).to_pylist())

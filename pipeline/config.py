@@ -68,13 +68,14 @@ class OutputConfig(Section):
     """Where answers go. Parquet shards are always written, being the record of what is done; `jsonl` and `both` add answers.jsonl.
 
     A shard holds the answers of at most `shard_documents` documents, and about `shard_records` records at most; its rows are in order of
-    key. Files of a run are written below `uri` alone.
+    key. With `sort`, answers.jsonl is in that order over all shards. Files of a run are written below `uri` alone.
     """
 
     uri: str = "out/"
     format: Literal["parquet", "jsonl", "both"] = "parquet"
     shard_documents: Annotated[int, Field(ge=1)] = 1024
     shard_records: Annotated[int, Field(ge=1)] = 50_000
+    sort: bool = False
     storage_options: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("uri")
@@ -122,9 +123,25 @@ class SamplingConfig(Section):
 
 
 class LongDocumentsConfig(Section):
-    """What happens to a document that does not fit the context beside its questions; every cut is flagged on its records."""
+    """What happens to a document that does not fit the context beside its questions; every cut is flagged on its records.
 
-    policy: FitPolicy = "error"
+    Under `split` it is answered in chunks of at most `chunk_tokens` (`auto`: what the context leaves), each beginning `overlap_tokens`
+    before the end of the one before; a document longer than `chunk_tokens` is split though the whole might fit.
+    """
+
+    policy: FitPolicy | Literal["split"] = "error"
+    chunk_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    overlap_tokens: Annotated[int, Field(ge=0)] = 128
+
+    @model_validator(mode="after")
+    def _chunks_go_on(self) -> LongDocumentsConfig:
+        if self.chunk_tokens == "auto":
+            return self
+        if self.policy != "split":
+            raise ValueError(f"chunk_tokens is for policy split, not {self.policy}")
+        if self.chunk_tokens < 2 * self.overlap_tokens:
+            raise ValueError(f"overlap_tokens is {self.overlap_tokens}, more than half of chunk_tokens ({self.chunk_tokens})")
+        return self
 
 
 class WorkersConfig(Section):

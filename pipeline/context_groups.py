@@ -106,7 +106,7 @@ class GroupPool(ActorPool):
         leader = leader_class.options(max_concurrency=4, **options(0)).remote(self.job, self.control, place, self.ranks)
         self.actors[worker] = leader
         self.rooms.pop(worker, None)
-        self._asked[leader.room.remote()] = worker
+        self._asked[leader.room_and_kind.remote()] = worker
 
     def _stop(self, worker: int) -> None:
         """End every rank of the group and give its place back."""

@@ -1,12 +1,15 @@
 """The direct dispatcher: Ray actors of our own behind the loop of `pulling`, for mixed kinds of GPUs and a short tail.
 
-A worker that dies is replaced and its groups are handed out again at once, to whoever is free. Speeds are learnt from what the workers
-acknowledge, rooms (tokens that the KV pool holds) from the workers themselves.
+A worker that dies is replaced and its groups are handed out again at once, to whoever is free. Rooms (tokens that the KV pool holds) and
+kinds are learnt from the workers themselves, speeds from what they acknowledge; until a worker has, it counts as its kind does, in this
+launch or in earlier ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import math
+import time
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,17 +29,21 @@ MEMORY = 0.3  # weight of the newest group in a worker's learnt speed
 
 @dataclass(slots=True)
 class ActorPool:
-    """The actors of one launch, by number. `rooms` holds what is known of them, `rates` cost units a second."""
+    """The actors of one launch, by number. `rooms` and `kinds` hold what is known of them, `rates` cost units a second, `known_rates` those
+    that earlier launches measured on a kind."""
 
     job: Job
     plan: Plan
     size: Pool
     control: Any
+    known_rates: Mapping[str, float] = field(default_factory=dict)
     actors: dict[int, Any] = field(default_factory=dict)
     rooms: dict[int, int] = field(default_factory=dict)
+    kinds: dict[int, str] = field(default_factory=dict)
     rates: dict[int, float] = field(default_factory=dict)
-    _asked: dict[Any, int] = field(default_factory=dict)  # the pending question for a worker's room
+    _asked: dict[Any, int] = field(default_factory=dict)  # the pending question for a worker's room and kind
     _flights: dict[Any, tuple[int, Any, Group]] = field(default_factory=dict)
+    _ended: dict[int, float] = field(default_factory=dict)  # when a worker's last group came back
     _losses: int = 0
 
     def __post_init__(self) -> None:
@@ -68,7 +75,10 @@ class ActorPool:
             self._replace(worker, actor, error)
             raise WorkerLostError from error
         self._losses = 0
-        rate = group.cost / max(ack.seconds, 1e-3)
+        now = time.monotonic()
+        seconds = min(ack.seconds, now - self._ended.get(worker, -math.inf))  # it holds two groups: what one took is not what it waited
+        self._ended[worker] = now
+        rate = group.cost / max(seconds, 1e-3)
         self.rates[worker] = rate if worker not in self.rates else (1 - MEMORY) * self.rates[worker] + MEMORY * rate
         return ack
 
@@ -83,8 +93,13 @@ class ActorPool:
         return task.cost
 
     def speed(self, worker: int) -> float:
-        known = self.rates.get(worker)
-        return known if known is not None else sum(self.rates.values()) / len(self.rates) if self.rates else 1.0
+        """The worker's own rate, else that of its kind now, else that of its kind before, else that of whoever is known."""
+        if worker in self.rates:
+            return self.rates[worker]
+        kind = self.kinds.get(worker, "")
+        alike = [rate for other, rate in self.rates.items() if self.kinds.get(other, "") == kind]
+        before = [self.known_rates[kind]] if kind in self.known_rates else []
+        return _mean(alike or before or list(self.rates.values()) or list(self.known_rates.values()) or [1.0])
 
     def await_worker(self) -> bool:
         import ray
@@ -106,7 +121,7 @@ class ActorPool:
         actor = ray.remote(EngineActor).options(max_concurrency=4, max_restarts=0, **self.size.takes).remote(self.job, self.control)
         self.actors[worker] = actor
         self.rooms.pop(worker, None)
-        self._asked[self.actors[worker].room.remote()] = worker
+        self._asked[self.actors[worker].room_and_kind.remote()] = worker
 
     def _learn_rooms(self, ready: Sequence[Any]) -> None:
         import ray
@@ -117,7 +132,7 @@ class ActorPool:
                 continue
             actor = self.actors[worker]
             try:
-                self.rooms[worker] = ray.get(ref)
+                self.rooms[worker], self.kinds[worker] = ray.get(ref)
             except ray.exceptions.RayActorError as error:
                 self._replace(worker, actor, error)
 
@@ -132,10 +147,16 @@ class ActorPool:
         self._start_actor(worker)
 
 
-def dispatch_direct(job: Job, plan: Plan, groups: Sequence[Group], size: Pool, control: Any = None) -> Generator[Ack, None, None]:
-    """Hand out groups by pulling, yield acknowledgements as they come."""
-    pool = ActorPool(job, plan, size, control)
+def dispatch_direct(
+    job: Job, plan: Plan, groups: Sequence[Group], size: Pool, control: Any = None, rates: Mapping[str, float] | None = None
+) -> Generator[Ack, None, None]:
+    """Hand out groups by pulling, yield acknowledgements as they come. `rates`: cost units a second that a kind of worker is known for."""
+    pool = ActorPool(job, plan, size, control, rates or {})
     try:
         yield from Pull(pool, range(size.count)).run(groups)
     finally:
         pool.close()
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -56,27 +56,32 @@ def group_block(plan: Plan, group: Group) -> pa.Table:
     return plan.rows(group).cast(BLOCK).combine_chunks()
 
 
-def dispatch(job: Job, plan: Plan, groups: Sequence[Group], pool: Pool, control: Any = None) -> Generator[Ack, None, None]:
+def dispatch(
+    job: Job, plan: Plan, groups: Sequence[Group], pool: Pool, control: Any = None, rates: Mapping[str, float] | None = None
+) -> Generator[Ack, None, None]:
     """Hand out groups in order, yield acknowledgements as they come. A worker that dies is started again and its groups are redone.
 
-    Long documents come last, when all workers' devices are free for context-parallel groups.
+    Long documents come last, when all workers' devices are free for context-parallel groups. `rates` are cost units a second of each kind
+    of worker, where they are known beforehand.
     """
     long = [group for group in groups if job.long_above is not None and group.longest_tokens > job.long_above]
     names = {group.name for group in long}
     short = [group for group in groups if group.name not in names]
     if short:
-        yield from _to_single_workers(job, plan, short, pool, control)
+        yield from _to_single_workers(job, plan, short, pool, control, rates or {})
     if long:
         from askmany.pipeline.context_groups import dispatch_to_groups
 
         yield from dispatch_to_groups(job, plan, long, pool, control)
 
 
-def _to_single_workers(job: Job, plan: Plan, groups: Sequence[Group], pool: Pool, control: Any) -> Generator[Ack, None, None]:
+def _to_single_workers(
+    job: Job, plan: Plan, groups: Sequence[Group], pool: Pool, control: Any, rates: Mapping[str, float]
+) -> Generator[Ack, None, None]:
     if job.config.workers.dispatch == "direct":
         from askmany.pipeline.direct import dispatch_direct
 
-        return dispatch_direct(job, plan, groups, pool, control)
+        return dispatch_direct(job, plan, groups, pool, control, rates)
     return dispatch_ray_data(job, plan, groups, pool, control)
 
 

@@ -56,9 +56,9 @@ class EngineActor:
         except Exception as error:
             return Failure.of(error).dump()
 
-    def room(self) -> int:
-        """Tokens that the KV pool of this engine holds."""
-        return 0 if isinstance(self._worker, Failure) else self._worker.room_tokens
+    def room_and_kind(self) -> tuple[int, str]:
+        """Tokens that the KV pool of this engine holds, and the kind of accelerator that it runs on."""
+        return (0, "") if isinstance(self._worker, Failure) else (self._worker.room_tokens, self._worker.accelerator)
 
     def _report(self, result: StreamResult) -> None:
         if self._reporter is not None:

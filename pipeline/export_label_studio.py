@@ -33,11 +33,11 @@ def export_label_studio(answers: Answers, target: ObjectStore) -> list[str]:
 
 
 def _tasks(answers: Answers, kinds: dict[str, tuple[str, str, dict[str, None]]]) -> Iterator[dict[str, Any]]:
-    for table in answers.tables():
-        by_document: dict[tuple[str, int], list[dict[str, Any]]] = {}
-        for row in table.to_pylist():
-            by_document.setdefault((row["doc_id"], row["chunk"]), []).append(row)
-        for (doc_id, chunk), rows in by_document.items():
+    for document in answers.documents():
+        chunks: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        for row in document:
+            chunks.setdefault((row["doc_id"], row["chunk"]), []).append(row)
+        for (doc_id, chunk), rows in chunks.items():
             results = []
             for row in rows:
                 _, _, labels = kinds.setdefault(

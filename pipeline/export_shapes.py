@@ -14,7 +14,8 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from askmany.pipeline.commit import current_answers
+from askmany.pipeline.commit import current_answers, current_shards
+from askmany.pipeline.merging import by_document, sorted_rows
 from askmany.pipeline.run_file import read_run
 from askmany.pipeline.storage import ObjectStore
 
@@ -34,6 +35,10 @@ class Answers:
     def rows(self) -> Iterator[dict[str, Any]]:
         for table in self.tables():
             yield from table.to_pylist()
+
+    def documents(self) -> Iterator[list[dict[str, Any]]]:
+        """All records of one document after another's, whatever shards they lie in."""
+        yield from by_document(sorted_rows(self.store, list(current_shards(self.store))))
 
     @cached_property
     def model(self) -> str:

@@ -1,9 +1,10 @@
-"""Wide Parquet: a row a document, a column of typed values a question, and beside each the record's status."""
+"""Wide Parquet: a row a document (a chunk of one that was split), a column of typed values a question, beside each the record's status."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from askmany.pipeline.export_shapes import Answers
 from askmany.pipeline.storage import ObjectStore
 
 NAME = "wide.parquet"
-MAX_QUESTIONS = 2000
+MAX_QUESTIONS, ROWS_AT_ONCE = 2000, 1000
 TYPES = {"int": pa.int64(), "number": pa.float64(), "bool": pa.bool_(), "multi_choice": pa.list_(pa.string())}
 
 
@@ -23,9 +24,9 @@ def export_wide(answers: Answers, target: ObjectStore) -> list[str]:
     kinds = _question_kinds(answers)
     schema = _schema(kinds)
     with target.writer(NAME) as stream, pq.ParquetWriter(stream, schema, compression="zstd") as writer:
-        for table in answers.tables():
-            rows = list(_wide_rows(table.to_pylist(), kinds))
-            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+        rows = (row for document in answers.documents() for row in _wide_rows(document, kinds))
+        while batch := list(islice(rows, ROWS_AT_ONCE)):
+            writer.write_table(pa.Table.from_pylist(batch, schema=schema))
     return [NAME]
 
 

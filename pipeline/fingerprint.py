@@ -1,6 +1,7 @@
-"""What makes two runs the same run: everything that an answer depends on, and nothing else.
+"""What makes two runs the same run: everything that an answer depends on besides its document and its question, and nothing else.
 
-Workers, batch sizes and places do not count; answers of runs with different fingerprints are never put into one output.
+Workers, batch sizes and places do not count; answers of runs with different fingerprints are never put into one output. Documents and
+questions may come, go and change: each record has its own identity then (see `replanning`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 from askmany.pipeline.config import RunConfig
 from askmany.pipeline.schema import SCHEMA_VERSION
+
+ASKING = ("questions", "max_questions")  # keys of the input section that say what is asked
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
@@ -32,9 +35,15 @@ def identity(config: RunConfig) -> dict[str, Any]:
     }
 
 
+def basis(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """An identity without what is asked: what every answer of a run depends on."""
+    source = {key: value for key, value in parts.get("input", {}).items() if key not in ASKING}
+    return {key: source if key == "input" else value for key, value in parts.items() if key != "questions"}
+
+
 def fingerprint(parts: Mapping[str, Any]) -> str:
-    """16 hex digits over an identity."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    """16 hex digits over the basis of an identity."""
+    return hashlib.sha256(json.dumps(basis(parts), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:

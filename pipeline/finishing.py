@@ -55,15 +55,15 @@ def finish(launch: Launch, planned: PlannedRun, acks: Mapping[str, Shard], state
     for name in planned.distrusted:
         recorder.event("redone", {"object": name})
     recorder.flush()
-    planned_records = {group.name: group.records for group in planned.plan.groups}
-    manifest = seal(opened.store, opened.fingerprint, planned_records, {**planned.done, **acks})
+    plan = planned.plan
+    manifest = seal(opened.store, opened.fingerprint, plan.records_by_group, {**planned.done, **acks}, plan.documents_by_group)
     if state == "complete" and not manifest.complete:
         state = "incomplete"
     result = _write(launch, planned, manifest, state)
     if manifest.complete:
         opened.store.remove_folder(ATTEMPTS)
     if opened.config.output.format != "parquet":
-        write_jsonl(opened.store, manifest)
+        write_jsonl(opened.store, manifest, opened.config.output.sort)
     recorder.settle(manifest, _ENDS.get(state, "failed"), launch.message)
     opened.store.put(REPORT, render(gather(opened.store)).encode("utf-8"))
     print_summary(launch.console, result, manifest, opened.config, launch.message)

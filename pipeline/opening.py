@@ -16,7 +16,7 @@ from askmany.engine.errors import ConfigError
 from askmany.engine.models import ResolvedModel
 from askmany.pipeline import building
 from askmany.pipeline.config import InputConfig, RunConfig
-from askmany.pipeline.fingerprint import differences, fingerprint, identity
+from askmany.pipeline.fingerprint import basis, differences, fingerprint, identity
 from askmany.pipeline.preparing import Preparer
 from askmany.pipeline.questions import as_config, load_questions
 from askmany.pipeline.readers import columns_of, format_of
@@ -105,14 +105,17 @@ def _refuse_missing_columns(file: InputFile, kind: str, columns: InputConfig, sh
 
 
 def refuse_other_run(store: ObjectStore, parts: Mapping[str, Any]) -> None:
-    """ConfigError when the output already holds answers that something else was asked for."""
+    """ConfigError when the output already holds answers of another model or under other parameters; questions and documents may differ."""
     try:
         before = read_run(store)
     except OSError as error:
         raise ConfigError(f"output.uri: {store.uri} cannot be read: {error}") from error
-    if before is None or before.get("identity") == parts:
+    if before is None:
         return
-    keys = differences(before.get("identity") or {}, parts)
+    known, now = basis(before.get("identity") or {}), basis(parts)
+    if known == now:
+        return
+    keys = differences(known, now)
     raise ConfigError(
         f"output.uri: {store.uri} holds the answers of another run (different: {', '.join(keys) or 'schema'}); "
         "choose another output, or remove that one"

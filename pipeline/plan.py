@@ -1,26 +1,32 @@
 """The plan: every document of a run by place, size and cost, cut into named groups. Never a word of text.
 
-One Arrow table, a row a document, rows of a group together and groups in the order they are handed out; kept as one file in the output
-prefix. A group's name comes from what is in it, so the same documents make the same names on any machine.
+One Arrow table, a row a document (or several, when its questions are asked in several groups: see `replanning`), rows of a group together
+and groups in the order they are handed out; kept as one file in the output prefix. A group's name comes from what is in it and what is
+asked of it, so the same work makes the same names on any machine.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from askmany.engine.errors import ConfigError
 from askmany.pipeline.balance import CostModel, Floats, GroupLimits, guided_groups
+from askmany.pipeline.cells import Sets
 from askmany.pipeline.documents import WHOLE_FILE, Locator
 
-Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
+Ints = NDArray[np.int64]
+
 _NAME = pa.dictionary(pa.int32(), pa.string())
 DOCUMENTS = pa.schema(
     [
@@ -31,34 +37,41 @@ DOCUMENTS = pa.schema(
         pa.field("length", pa.int64(), nullable=False),
         pa.field("line", pa.int64(), nullable=False),
         pa.field("content_hash", pa.string(), nullable=False),
+        pa.field("prompt", pa.int64(), nullable=False),
         pa.field("document_tokens", pa.int64(), nullable=False),
+        pa.field("longest_tokens", pa.int64(), nullable=False),
+        pa.field("chunks", pa.int64(), nullable=False),
         pa.field("questions", pa.int64(), nullable=False),
         pa.field("question_tokens", pa.int64(), nullable=False),
         pa.field("answer_tokens", pa.int64(), nullable=False),
         pa.field("answerable", pa.int64(), nullable=False),
+        pa.field("shared", _NAME, nullable=False),
         pa.field("own_questions", pa.list_(pa.string())),
+        pa.field("own_identities", pa.list_(pa.int64())),
     ]
 )
-PLANNED = DOCUMENTS.append(pa.field("cost", pa.float64(), nullable=False)).append(pa.field("group", _NAME, nullable=False))
+PLAIN_DOCUMENTS = pa.schema([pa.field(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in DOCUMENTS])
+_OF_GROUPS = (("cost", pa.float64(), False), ("group", _NAME, False), ("source", _NAME, True), ("home", pa.bool_(), False))
+PLANNED = pa.schema([*DOCUMENTS, *(pa.field(name, kind, nullable=nullable) for name, kind, nullable in _OF_GROUPS)])
+"""`prompt`: the identity of the document's prompt (see `preparing`). `longest_tokens`: of its longest chunk; `document_tokens`: of all its
+chunks. `questions` and the sums behind it are those of this row: `shared` names the set of shared questions that it asks, `own_questions`
+the others. `source`: the object that may hold its records already. `home`: whether the document is counted here; it is once in a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedDocument:
-    """One row of the plan, as a worker gets it; `own_questions` are the ids of questions that no other document is asked.
-
-    `asked` are the ids of the questions to answer now, None for all.
-    """
+    """One row of the plan, as a worker gets it; `asked` are the ids of the questions to answer."""
 
     doc_id: str
     locator: Locator
     content_hash: str
-    own_questions: tuple[str, ...]
-    asked: tuple[str, ...] | None = None
+    asked: tuple[str, ...]
+    chunks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows [start, stop) of the plan: the documents handed to a worker at once."""
+    """Rows [start, stop) of the plan: the documents handed to a worker at once. `documents` are those that are counted here."""
 
     name: str
     start: int
@@ -67,56 +80,67 @@ class Group:
     document_tokens: int
     longest_tokens: int
     cost: float
+    documents: int
+    source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All documents of a run (schema `PLANNED`) and their groups, in the order they are handed out."""
+    """All documents of a run (schema `PLANNED`) and their groups, in the order they are handed out; `sets` of shared questions by name."""
 
     table: pa.Table
     groups: tuple[Group, ...]
+    sets: Sets = field(default_factory=dict)
 
     @property
     def documents(self) -> int:
-        return int(self.table.num_rows)
+        return sum(group.documents for group in self.groups)
 
     @property
     def records(self) -> int:
         return sum(group.records for group in self.groups)
 
     def total(self, column: str) -> int:
-        """The sum of an integer column over all documents."""
-        return int(pc.sum(self.table.column(column)).as_py() or 0)
+        """The sum of an integer column over all rows; of a document's tokens, where it is counted."""
+        table = self.table.filter(self.table.column("home")) if column == "document_tokens" else self.table
+        return int(pc.sum(table.column(column)).as_py() or 0)
+
+    @property
+    def records_by_group(self) -> dict[str, int]:
+        return {group.name: group.records for group in self.groups}
+
+    @property
+    def documents_by_group(self) -> dict[str, int]:
+        """How many documents are counted with each group."""
+        return {group.name: group.documents for group in self.groups}
 
     def rows(self, group: Group) -> pa.Table:
         return self.table.slice(group.start, group.stop - group.start)
 
     def without(self, done: Mapping[str, object] | set[str]) -> list[Group]:
-        """The groups that are not done."""
-        return [group for group in self.groups if group.name not in done]
+        """The groups that are not done, the costliest first."""
+        return sorted((group for group in self.groups if group.name not in done), key=lambda group: -group.cost)
 
 
-def make_plan(documents: pa.Table, speed: float, costs: CostModel, limits: GroupLimits) -> Plan:
+def make_plan(documents: pa.Table, speed: float, costs: CostModel, limits: GroupLimits, sets: Sets | None = None) -> Plan:
     """Order documents (schema `DOCUMENTS`) by falling cost and cut them into groups. `speed` is the workers' total, in workers."""
     refuse_duplicate_documents(documents)
-    prompt = _floats(documents, "document_tokens") + _floats(documents, "question_tokens")
-    prompt = np.where(_floats(documents, "answerable") > 0, prompt, 0.0)
-    cost = costs.estimate(prompt, _floats(documents, "answer_tokens"))
+    cost = estimate(documents, costs)
     keys = pa.table({"cost": cost, "doc_id": documents.column("doc_id")})
     order = pc.sort_indices(keys, sort_keys=[("cost", "descending"), ("doc_id", "ascending")]).to_numpy().astype(np.int64)
-    del prompt, keys
-    records = np.ascontiguousarray(documents.column("questions").to_numpy()[order])
-    runs = _runs(_floats(documents, "document_tokens")[order], cost[order], records, speed, limits)
+    del keys
+    records = np.ascontiguousarray(_records(documents)[order])
+    runs = _runs(_floats(documents, "longest_tokens")[order], cost[order], records, speed, limits)
     order = order[np.concatenate(runs)] if runs else order
     table = pa.table({name: documents.column(name).take(pa.array(order)).combine_chunks() for name in DOCUMENTS.names})
     sizes = np.array(list(map(len, runs)), dtype=np.int64)
     ends = np.cumsum(sizes)
+    known = dict(sets or {})
     names = [group_name(table.slice(end - size, size)) for size, end in zip(sizes, ends, strict=True)]
-    labels = pa.DictionaryArray.from_arrays(pa.array(np.repeat(np.arange(len(runs), dtype=np.int32), sizes)), pa.array(names, pa.string()))
-    return from_table(pa.table([*table.columns, pa.array(cost[order]), labels], schema=PLANNED))
+    return from_table(grouped(table, cost[order], names, sizes), known)
 
 
-def _runs(tokens: Floats, cost: Floats, records: Integers, speed: float, limits: GroupLimits) -> list[Integers]:
+def _runs(tokens: Floats, cost: Floats, records: Ints, speed: float, limits: GroupLimits) -> list[Ints]:
     """The documents of each group, as indices into the order of falling cost; groups of documents to stand apart come last."""
     apart = tokens > limits.apart_tokens if limits.apart_tokens is not None else np.zeros(len(tokens), dtype=bool)
     runs = []
@@ -126,29 +150,70 @@ def _runs(tokens: Floats, cost: Floats, records: Integers, speed: float, limits:
     return runs
 
 
-def from_table(table: pa.Table) -> Plan:
+def estimate(documents: pa.Table, costs: CostModel) -> Floats:
+    """The cost of each document, [N] float64: that of one chunk, times the chunks."""
+    chunks = _floats(documents, "chunks")
+    prompt = _floats(documents, "document_tokens") + _floats(documents, "question_tokens")
+    prompt = np.where(_floats(documents, "answerable") > 0, prompt, 0.0)
+    return chunks * costs.estimate(prompt / chunks, _floats(documents, "answer_tokens") / chunks)
+
+
+def recosted(plan: Plan, costs: CostModel) -> Plan:
+    """The same plan with its costs estimated anew."""
+    cost = pa.array(estimate(plan.table, costs))
+    return from_table(plan.table.set_column(PLANNED.get_field_index("cost"), PLANNED.field("cost"), cost), plan.sets)
+
+
+def grouped(documents: pa.Table, cost: Floats, names: Sequence[str], sizes: Ints, sources: Sequence[str | None] | None = None) -> pa.Table:
+    """Documents in order (schema `DOCUMENTS`) as rows of a plan (`PLANNED`): `sizes` of them to each group, all counted here."""
+    codes = np.repeat(np.arange(len(names), dtype=np.int32), sizes)
+    given = sources if sources is not None else [None] * len(names)
+    columns = [
+        pa.array(cost),
+        pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string())),
+        pa.array(given, pa.string()).take(pa.array(codes)).dictionary_encode(),
+        pa.repeat(pa.scalar(True), len(codes)),
+    ]
+    return pa.table([*documents.select(DOCUMENTS.names).columns, *columns], schema=PLANNED)
+
+
+def from_table(table: pa.Table, sets: Sets) -> Plan:
     """A plan from its table: groups are the stretches of equal `group`."""
     table = table.combine_chunks()
     if not table.num_rows:
-        return Plan(table, ())
-    column = table.column("group").chunk(0)
+        return Plan(table, (), sets)
+    column, source = table.column("group").chunk(0), table.column("source").chunk(0)
     codes = column.indices.to_numpy()
     starts = np.concatenate([[0], np.flatnonzero(codes[1:] != codes[:-1]) + 1])
     stops = np.concatenate([starts[1:], [table.num_rows]])
-    sums = {name: np.add.reduceat(table.column(name).to_numpy(), starts).tolist() for name in ("questions", "document_tokens", "cost")}
-    longest = np.maximum.reduceat(table.column("document_tokens").to_numpy(), starts).tolist()
+    sums = {name: np.add.reduceat(table.column(name).to_numpy(), starts).tolist() for name in ("document_tokens", "cost")}
+    records = np.add.reduceat(_records(table), starts).tolist()
+    longest = np.maximum.reduceat(table.column("longest_tokens").to_numpy(), starts).tolist()
+    homes = np.add.reduceat(table.column("home").to_numpy().astype(np.int64), starts).tolist()
     names = column.dictionary.take(pa.array(codes[starts])).to_pylist()
-    rows = zip(names, starts.tolist(), stops.tolist(), sums["questions"], sums["document_tokens"], longest, sums["cost"], strict=True)
-    return Plan(table, tuple(Group(*row) for row in rows))
+    sources = source.take(pa.array(starts)).cast(pa.string()).to_pylist()
+    rows = zip(names, starts.tolist(), stops.tolist(), records, sums["document_tokens"], longest, sums["cost"], homes, sources, strict=True)
+    return Plan(table, tuple(Group(*row) for row in rows), sets)
 
 
 def group_name(rows: pa.Table) -> str:
-    """16 hex digits over the ids and contents of the documents, in any order."""
-    pairs = sorted(zip(rows.column("doc_id").to_pylist(), rows.column("content_hash").to_pylist(), strict=True))
+    """16 hex digits over the documents' ids and prompts and what is asked of them, in any order."""
     digest = hashlib.sha256()
-    for doc_id, content in pairs:
-        digest.update(f"{len(doc_id)}:{doc_id}{content}".encode())
+    for part in sorted(zip(*asked_columns(rows), strict=True), key=lambda part: part[0]):
+        doc_id, prompt, shared, own, identities = part
+        digest.update(f"{len(doc_id)}:{doc_id}{prompt}:{shared}".encode())
+        if own:
+            digest.update(json.dumps(sorted(zip(own, identities, strict=True))).encode())
     return digest.hexdigest()[:16]
+
+
+def asked_columns(rows: pa.Table) -> tuple[list[Any], ...]:
+    """Ids, prompts and what is asked of some rows: `doc_id`, `prompt`, `shared`, `own_questions`, `own_identities`; quick, for millions."""
+    ids = rows.column("doc_id").to_numpy().tolist()
+    shared = rows.column("shared").cast(pa.string()).to_numpy().tolist()
+    own = (rows.column(name) for name in ("own_questions", "own_identities"))
+    lists = (column.to_pylist() if column.null_count < len(column) else [None] * len(column) for column in own)
+    return ids, rows.column("prompt").to_numpy().tolist(), shared, *lists
 
 
 def refuse_duplicate_documents(documents: pa.Table) -> None:
@@ -164,10 +229,11 @@ def refuse_duplicate_documents(documents: pa.Table) -> None:
     raise ConfigError(f"input: doc_id {doc_id!r} occurs {len(places)} times: {places[0]} and {places[1]}; ids must differ")
 
 
-def planned_documents(rows: pa.Table) -> Iterator[PlannedDocument]:
-    """The documents of some plan rows."""
+def planned_documents(rows: pa.Table, sets: Sets) -> Iterator[PlannedDocument]:
+    """The documents of some plan rows; `sets` must hold every set of shared questions that they name."""
     for row in rows.to_pylist():
-        yield PlannedDocument(row["doc_id"], _locator(row), row["content_hash"], tuple(row["own_questions"] or ()))
+        asked = (*(question_id for question_id, _ in sets[row["shared"]]), *(row["own_questions"] or ()))
+        yield PlannedDocument(row["doc_id"], _locator(row), row["content_hash"], asked, row["chunks"])
 
 
 def _locator(row: Mapping[str, object]) -> Locator:
@@ -175,19 +241,33 @@ def _locator(row: Mapping[str, object]) -> Locator:
     return Locator(row["uri"], name, row["format"], row["start"], row["length"], row["line"])  # type: ignore[arg-type]
 
 
-def _floats(table: pa.Table, column: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _floats(table: pa.Table, column: str) -> Floats:
     return np.asarray(table.column(column).to_numpy(), dtype=np.float64)
 
 
+def _records(table: pa.Table) -> Ints:
+    """Records of each row: one for each question and chunk."""
+    found: Ints = table.column("questions").to_numpy() * table.column("chunks").to_numpy()
+    return found
+
+
+def plain_table(table: pa.Table) -> pa.Table:
+    """The table without dictionaries, which differ from file to file."""
+    fields = [pa.field(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type, f.nullable) for f in table.schema]
+    return table.cast(pa.schema(fields))
+
+
 def to_bytes(plan: Plan, listing: str) -> bytes:
-    """The plan's file; `listing` is the hash of the input listing it was made from."""
+    """The plan's file; `listing` tells what it was made from (see `resume.listing_hash`)."""
     sink = io.BytesIO()
-    pq.write_table(plan.table.replace_schema_metadata({b"listing": listing.encode()}), sink, compression="zstd")
+    metadata = {b"listing": listing.encode(), b"sets": json.dumps(plan.sets).encode()}
+    pq.write_table(plan.table.replace_schema_metadata(metadata), sink, compression="zstd")
     return sink.getvalue()
 
 
 def from_bytes(data: bytes) -> tuple[Plan, str]:
     """A plan and its listing hash from its file. Raises pa.ArrowException or KeyError when it is none."""
-    table = pq.read_table(io.BytesIO(data), read_dictionary=["uri", "format", "group"])
-    listing = (table.schema.metadata or {})[b"listing"].decode()
-    return from_table(table.select(PLANNED.names).cast(PLANNED)), listing
+    table = pq.read_table(io.BytesIO(data), read_dictionary=["uri", "format", "shared", "group", "source"])
+    metadata = table.schema.metadata or {}
+    sets = {name: tuple((str(key), int(value)) for key, value in cells) for name, cells in json.loads(metadata[b"sets"]).items()}
+    return from_table(table.select(PLANNED.names).cast(PLANNED), sets), metadata[b"listing"].decode()

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 from askmany.engine.errors import ConfigError
 from askmany.pipeline import resume
-from askmany.pipeline.balance import CostModel, GroupLimits
-from askmany.pipeline.commit import DEAD_LETTERS, PLAN, Shard
+from askmany.pipeline.balance import GroupLimits
+from askmany.pipeline.carrying import fill, find_sources, put_aside, read_former, write_former
+from askmany.pipeline.commit import DEAD_LETTERS, PLAN, Shard, seal
 from askmany.pipeline.config import RunConfig
+from askmany.pipeline.costing import Costs, learn
 from askmany.pipeline.documents import DeadLetter
+from askmany.pipeline.ledger import read_ledger
 from askmany.pipeline.long_documents import long_above
 from askmany.pipeline.opening import OpenedRun
-from askmany.pipeline.plan import Group, Plan, make_plan, to_bytes
+from askmany.pipeline.plan import Group, Plan, recosted, refuse_duplicate_documents, to_bytes
 from askmany.pipeline.preparing import Preparer
 from askmany.pipeline.readers import plan_spans
+from askmany.pipeline.replanning import Wanted, replan
 from askmany.pipeline.storage import ObjectStore
 from askmany.pipeline.survey import Survey, run_survey
 
@@ -25,7 +29,9 @@ SPAN_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """What there is to do. `done` are the committed groups; `distrusted` names objects that are no shards of this run and are redone."""
+    """What there is to do. `done` are the committed groups, of which `carried` were filled by this launch with records of an earlier plan;
+    `distrusted` names objects that are no shards of this run and are redone. `rates` are the cost units a second that earlier launches have
+    measured on each kind of worker."""
 
     plan: Plan
     todo: tuple[Group, ...]
@@ -33,44 +39,80 @@ class PlannedRun:
     dead_letters: int
     unasked: int
     distrusted: tuple[str, ...] = ()
+    carried: dict[str, Shard] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
 
 
-def take_up(opened: OpenedRun, retry_errors: bool = False) -> PlannedRun | None:
-    """The plan that the output holds, if it was made from the input as it is now. Reads no document and needs no cluster."""
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a launch plans: the epoch that it may write under (None: it only looks), and whether errors are tried again."""
+
+    epoch: int | None
+    retry_errors: bool = False
+
+
+def take_up(opened: OpenedRun, how: How) -> PlannedRun | None:
+    """The plan that the output holds, if it was made from the input and the questions as they are now. Reads no document and needs no
+    cluster."""
     before = resume.read_plan(opened.store)
-    if before is None or before[1] != resume.listing_hash(opened.files, opened.config.input):
+    if before is None or before[1] != made_from(opened):
         return None
     letters, unasked = read_dead_letters(opened.store)
     if letters and opened.config.input.strict:
         raise ConfigError(f"{opened.store.uri_of(DEAD_LETTERS)}: {letters} rows of the input are no documents; refused because of strict")
-    return _planned(before[0], resume.committed(opened.store, before[0], opened.fingerprint), letters, unasked, retry_errors)
+    costs = learn(read_ledger(opened.store), before[0])
+    return _planned(opened, recosted(before[0], costs.model), letters, unasked, how, costs)
 
 
-def plan_run(
-    opened: OpenedRun, speed: float, build_preparer: Callable[[RunConfig], Preparer], keep: bool, retry_errors: bool = False
-) -> PlannedRun:
-    """Survey the input and plan. With `keep`, the plan and the dead letters are written to the output. Raises ConfigError."""
-    before = resume.read_plan(opened.store)
-    done = resume.committed(opened.store, before[0], opened.fingerprint) if before else resume.Committed({})
+def plan_run(opened: OpenedRun, speed: float, build_preparer: Callable[[RunConfig], Preparer], how: How) -> PlannedRun:
+    """Survey the input and plan; unless the launch only looks, plan and dead letters are written to the output. Raises ConfigError."""
     survey = _survey(opened, build_preparer)
+    refuse_duplicate_documents(survey.documents)
+    if not survey.documents.num_rows:
+        raise ConfigError(f"input.uri: no document with a question in {', '.join(opened.config.input.uris)}{_explain(survey)}")
     output, apart = opened.config.output, long_above(opened.config, opened.preparer)
     limits = GroupLimits(max_documents=output.shard_documents, max_records=output.shard_records, apart_tokens=apart)
-    if before and done.shards:
-        plan = resume.extend(before[0], set(done.shards), survey.documents, speed, CostModel(), limits, opened.store.uri)
-    else:
-        plan = make_plan(survey.documents, speed, CostModel(), limits)
-    if not plan.documents:
-        raise ConfigError(f"input.uri: no document with a question in {', '.join(opened.config.input.uris)}{_explain(survey)}")
-    if keep:
+    before = resume.read_plan(opened.store)
+    done = resume.committed(opened.store, before[0], opened.fingerprint).shards if before else {}
+    if before and how.epoch is not None:
+        put_aside(opened.store, before[0], done)
+    sources, sets = find_sources(opened.store, before[0], done, opened.fingerprint) if before else ([], {})
+    wanted = Wanted(survey.documents, opened.preparer.shared_asks)
+    costs = learn(read_ledger(opened.store), before[0]) if before else Costs()
+    found = replan(wanted, sources, sets, speed, costs.model, limits)
+    if how.epoch is not None:
         opened.store.put(DEAD_LETTERS, dead_letter_lines(survey.dead_letters, survey.unasked))
-        opened.store.put(PLAN, to_bytes(plan, resume.listing_hash(opened.files, opened.config.input)))
-    return _planned(plan, done, len(survey.dead_letters), survey.unasked, retry_errors)
+        write_former(opened.store, found.former, sets)
+        opened.store.put(PLAN, to_bytes(found.plan, made_from(opened)))
+    return _planned(opened, found.plan, len(survey.dead_letters), survey.unasked, how, costs)
 
 
-def _planned(plan: Plan, done: resume.Committed, letters: int, unasked: int, retry_errors: bool) -> PlannedRun:
-    """With `retry_errors`, a group whose shard holds errors counts as not done."""
-    shards = {group: shard for group, shard in done.shards.items() if not (retry_errors and shard.footer.statuses.get("error"))}
-    return PlannedRun(plan, tuple(plan.without(shards)), shards, letters, unasked, done.distrusted)
+def made_from(opened: OpenedRun) -> str:
+    """What a plan of this run is made from."""
+    return resume.listing_hash(opened.files, opened.config.input, opened.preparer.shared_name)
+
+
+def _planned(opened: OpenedRun, plan: Plan, letters: int, unasked: int, how: How, costs: Costs) -> PlannedRun:
+    """What of a plan is done, once its groups are filled with the records that earlier plans left. With `retry_errors`, a group whose shard
+    holds errors counts as not done."""
+    found = resume.committed(opened.store, plan, opened.fingerprint)
+    carried = _carry(opened, plan, found.shards, how.epoch)
+    shards = {**found.shards, **carried}
+    trusted = {group: shard for group, shard in shards.items() if not (how.retry_errors and shard.footer.statuses.get("error"))}
+    return PlannedRun(plan, tuple(plan.without(trusted)), trusted, letters, unasked, found.distrusted, carried, costs.rates)
+
+
+def _carry(opened: OpenedRun, plan: Plan, done: Mapping[str, Shard], epoch: int | None) -> dict[str, Shard]:
+    """Fill what can be filled; then the manifest names the plan's shards, and those that are none any more are put aside."""
+    groups = [group for group in plan.groups if group.source is not None and group.name not in done]
+    if epoch is None:
+        return {}
+    carried = fill(opened.store, plan, groups, opened.fingerprint, epoch) if groups else {}
+    there = {**done, **carried}
+    if read_former(opened.store) is not None:
+        seal(opened.store, opened.fingerprint, plan.records_by_group, there, plan.documents_by_group)
+        put_aside(opened.store, plan, there)
+    return carried
 
 
 def _survey(opened: OpenedRun, build_preparer: Callable[[RunConfig], Preparer]) -> Survey:

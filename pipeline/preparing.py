@@ -7,17 +7,21 @@ neither files nor engines.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from askmany.engine.answer_types import BoolType, ChoiceType
+from askmany.engine.chunks import Chunk, chunk_document
 from askmany.engine.errors import ConfigError, DocumentError, QuestionError
-from askmany.engine.fit import Ask, Fit, FitPolicy, fit, require_room
+from askmany.engine.fit import Ask, Fit, FitPolicy, chunk_room, fit, require_room
 from askmany.engine.grammar_pieces import with_leading_blank
 from askmany.engine.labels import LabelTrie, label_trie
 from askmany.engine.prompts import PromptBuilder
 from askmany.engine.request import Document, Question
 from askmany.engine.truncate import cut_document
+from askmany.pipeline.cells import Cell, cell_of, set_name, short_hash
 from askmany.pipeline.config import RunConfig
 from askmany.pipeline.documents import SourceDocument
 from askmany.pipeline.questions import AskedQuestion, QuestionSetError, ask, own_questions
@@ -45,16 +49,16 @@ class PreparedQuestion:
         answer = max(map(len, self.labels.token_ids)) if self.labels else self.asked.sampling.max_new_tokens
         return Ask(len(self.token_ids), answer)
 
-    def for_engine(self, doc_id: str) -> Question:
-        """The engine's question about this document."""
-        sampling = self.asked.sampling.to_engine(stream_seed(self.asked, doc_id))
+    def for_engine(self, doc_id: str, chunk: int = 0) -> Question:
+        """The engine's question about this document, or this chunk of it."""
+        sampling = self.asked.sampling.to_engine(stream_seed(self.asked, doc_id, chunk))
         return Question(self.asked.question_id, self.token_ids, sampling, self.grammar, self.labels)
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedDocument:
-    """A document ready for the engine. `text` is what its prompt holds, which is less than `document_tokens` when `truncated`; the prompt's
-    tokens are `segments`. Both are empty when no question needs them."""
+    """A document ready for the engine, or one chunk of it. `text` is what its prompt holds, which is less than `document_tokens` when
+    `truncated`; the prompt's tokens are `segments`. Both are empty when no question needs them."""
 
     source: SourceDocument
     questions: tuple[PreparedQuestion, ...]
@@ -63,6 +67,7 @@ class PreparedDocument:
     document_tokens: int = 0
     truncated: bool = False
     flags: tuple[str, ...] = ()
+    chunk: int = 0
 
     @property
     def answerable(self) -> tuple[PreparedQuestion, ...]:
@@ -74,7 +79,7 @@ class PreparedDocument:
 
     def for_engine(self, key: str) -> Document:
         """The engine's document with the questions that need it, under a key unique among submitted ones."""
-        return Document(key, self.segments, tuple(question.for_engine(self.source.doc_id) for question in self.answerable))
+        return Document(key, self.segments, tuple(question.for_engine(self.source.doc_id, self.chunk) for question in self.answerable))
 
     def record(self, question: PreparedQuestion, attempt: int, flags: Sequence[str] = (), **what: object) -> Record:
         """The record of one question: what is known from preparing, and `what` became of it."""
@@ -84,6 +89,7 @@ class PreparedDocument:
             document_tokens=self.document_tokens,
             question_tokens=len(question.token_ids),
             truncated=self.truncated,
+            chunk=self.chunk,
             attempt=attempt,
             question=question.asked.text,
             references=question.asked.references or None,
@@ -151,33 +157,76 @@ class Preparer:
                 raise QuestionSetError(f"question {question.asked.question_id!r}: type {question.asked.kind.kind}: {error}") from error
             self._compiled.add(grammar)
 
-    def question_ids(self, own: Sequence[str]) -> tuple[str, ...]:
-        """The ids asked of a document whose own questions have these ids."""
-        return (*(question.question_id for question in self._shared), *own)[: self._config.input.max_questions]
+    @cached_property
+    def shared_asks(self) -> dict[Cell, Ask]:
+        """The shared questions that every document is asked, in order, by cell."""
+        asked = self._shared[: self._config.input.max_questions]
+        return {cell_of(question): self._shared_asks[question].ask for question in asked}
 
-    def own_question_ids(self, prepared: PreparedDocument) -> list[str]:
-        """The ids of a prepared document's questions that are not shared ones."""
-        return [question.asked.question_id for question in prepared.questions[len(self._shared) :]]
+    @cached_property
+    def shared_name(self) -> str:
+        """The name of their set."""
+        return set_name(self.shared_asks)
 
-    def prepare(self, source: SourceDocument) -> PreparedDocument:
-        """Tokens and verdicts of one document. ConfigError when its own questions are malformed, QuestionSetError when they clash."""
+    def own(self, prepared: PreparedDocument) -> tuple[PreparedQuestion, ...]:
+        """A prepared document's questions that are not shared ones."""
+        return prepared.questions[len(self._shared) :]
+
+    def prepare(self, source: SourceDocument, chunk: int = 0) -> PreparedDocument:
+        """A document, or one chunk of it (see `parts`)."""
+        return self.parts(source)[chunk]
+
+    def parts(self, source: SourceDocument) -> tuple[PreparedDocument, ...]:
+        """Tokens and verdicts of one document, all of it or each of its chunks, all asked the same questions. ConfigError when its own
+        questions are malformed, QuestionSetError when they clash."""
         place = source.locator.place()
         own = own_questions(source.questions, self._config.sampling, place)
         asked = ask(self._shared, own, self._config.input.max_questions, place)
         if not asked:
-            return PreparedDocument(source, (), flags=source.flags)
+            return (PreparedDocument(source, (), flags=source.flags),)
         if is_blank(source.text):
-            return _verdict(source, asked, "empty_document", "there is no text to ask about")
+            return (_verdict(source, asked, "empty_document", "there is no text to ask about"),)
         try:
             segments = self.prompts.segments(source.text)
             self.prompts.check_document(source.text, asked[0].text)
-            return self._fitted(source, segments, [self._with_tail(question) for question in asked])
+            questions = [self._with_tail(question) for question in asked]
+            if self._config.long_documents.policy == "split":
+                return self._split(source, segments, questions)
+            return (self._fitted(source, segments, questions),)
         except DocumentError as error:
-            return _verdict(source, asked, "too_long" if error.status == "too_long" else "error", str(error))
+            return (_verdict(source, asked, "too_long" if error.status == "too_long" else "error", str(error)),)
+
+    def _split(self, source: SourceDocument, segments: Segments, questions: list[PreparedQuestion]) -> tuple[PreparedDocument, ...]:
+        """A document whose whole prefix is known, in chunks if it is longer than one may be."""
+        settings = self._config.long_documents
+        overhead = len(self.prompts.instruction_ids)
+        tokens = _length(segments) - overhead
+        asks = [question.ask for question in questions]
+        room, found = chunk_room(tokens, overhead, asks, self.context_tokens, 2 * settings.overlap_tokens)
+        judged = tuple(self._judged(question, index, found) for index, question in enumerate(questions))
+        size = room if settings.chunk_tokens == "auto" else min(room, settings.chunk_tokens)
+        if tokens <= size or not room:
+            return (PreparedDocument(source, judged, source.text, segments, tokens, flags=source.flags),)
+        chunks = chunk_document(self.prompts, source.text, size, settings.overlap_tokens)
+        return tuple(self._chunk(source, judged, chunk, index, len(chunks)) for index, chunk in enumerate(chunks))
+
+    def _chunk(
+        self, source: SourceDocument, judged: tuple[PreparedQuestion, ...], chunk: Chunk, index: int, count: int
+    ) -> PreparedDocument:
+        flags = (*source.flags, f"chunk:{index + 1}/{count}", f"chunk_chars:{chunk.chars[0]}-{chunk.chars[1]}")
+        if is_blank(chunk.text):
+            reason = "there is no text in this chunk to ask about"
+            blank = tuple(q if q.status else replace(q, status="empty_document", error=reason) for q in judged)
+            return PreparedDocument(source, blank, chunk.text, flags=flags, chunk=index)
+        segments = self.prompts.segments(chunk.text)
+        self.prompts.check_document(chunk.text, judged[0].asked.text)
+        tokens = _length(segments) - len(self.prompts.instruction_ids)
+        return PreparedDocument(source, judged, chunk.text, segments, tokens, flags=flags, chunk=index)
 
     def _fitted(self, source: SourceDocument, segments: Segments, questions: list[PreparedQuestion]) -> PreparedDocument:
         """Apply the fit policy to a document whose whole prefix is known."""
         policy = self._config.long_documents.policy
+        assert policy != "split"
         asks = [question.ask for question in questions]
         overhead = self._shared_tokens(segments)
         tokens = _length(segments) - overhead
@@ -241,7 +290,16 @@ def _verdict(source: SourceDocument, asked: Sequence[AskedQuestion], status: Sta
     return PreparedDocument(source, tuple(PreparedQuestion(q, (), status, reason) for q in asked), flags=source.flags)
 
 
-def stream_seed(question: AskedQuestion, doc_id: str) -> int:
+def prompt_identity(parts: Sequence[PreparedDocument]) -> int:
+    """What the records of a document depend on besides the questions: its prompt's tokens, and what else they tell of it."""
+    told: list[object] = [parts[0].source.keep]
+    for part in parts:
+        verdict = None if part.segments or not part.questions else (part.questions[0].status, part.questions[0].error)
+        told.append([part.segments, part.document_tokens, part.truncated, part.flags, verdict])
+    return short_hash(json.dumps(told).encode())
+
+
+def stream_seed(question: AskedQuestion, doc_id: str, chunk: int = 0) -> int:
     """The seed of one stream: from the run's (or the question's own) seed and what is asked of what, whatever else runs. [0, 2**63)"""
-    key = f"{question.sampling.seed}\0{doc_id}\0{question.question_id}".encode()
+    key = f"{question.sampling.seed}\0{doc_id}\0{question.question_id}{f'{chr(0)}{chunk}' if chunk else ''}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import asdict, replace
 from typing import Any
 
 from askmany.engine.errors import AskmanyError
@@ -41,13 +42,16 @@ class Recorder:
         self._run_id = f"{fingerprint}-{epoch}"
         self._epoch = epoch
         self._lock = threading.Lock()
-        self._totals = Totals(planned_documents=planned.plan.documents, planned_records=planned.plan.records)
+        plan = planned.plan
+        self._totals = Totals(planned_documents=plan.documents, planned_records=plan.records, homes=plan.documents_by_group)
         self._totals.begin(planned.done.values())
         self._started_at = time.time()
         self._state: State = "starting"
         self._message = ""
         self.eta_s: float | None = None
         self._ledger = Ledger(store, epoch, period_s=config.metrics.heartbeat_s)
+        for shard in planned.carried.values():
+            self._ledger.write("carried", {**asdict(shard.footer), "bytes": shard.bytes})
         self._heartbeat = Heartbeat(store, self.snapshot, config.metrics.heartbeat_s)
         self._stop_endpoint: Callable[[], None] | None = None
 
@@ -62,7 +66,7 @@ class Recorder:
     def totals(self) -> Totals:
         """A copy of the sums at this moment, the driver's own retries included."""
         with self._lock:
-            now = deepcopy(self._totals)
+            now = deepcopy(replace(self._totals, homes={}))
         now.retries.update(self._store.retrier.counts)
         return now
 

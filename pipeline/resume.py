@@ -1,6 +1,6 @@
-"""A second run on the same output: which groups are committed, and a plan that keeps them and adds what is new.
+"""A second run on the same output: the plan that is there, and which of its groups are committed.
 
-A plan whose input listing has not changed is taken as it is, without reading a document.
+A plan whose input listing and questions have not changed is taken as it is, without reading a document; otherwise see `replanning`.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from askmany.engine.errors import ConfigError
-from askmany.pipeline.balance import CostModel, GroupLimits
 from askmany.pipeline.commit import PLAN, Shard, ShardFooter, group_of, list_shards, read_footer
 from askmany.pipeline.config import InputConfig
 from askmany.pipeline.ledger import read_ledger
-from askmany.pipeline.plan import Plan, from_bytes, from_table, make_plan
+from askmany.pipeline.plan import Plan, from_bytes
 from askmany.pipeline.storage import InputFile, ObjectStore
 
 
-def listing_hash(files: Sequence[InputFile], columns: InputConfig) -> str:
-    """What the input looks like from outside: names, sizes, versions, and how many documents are taken."""
+def listing_hash(files: Sequence[InputFile], columns: InputConfig, shared: str) -> str:
+    """What a plan is made from, as it looks from outside: names, sizes and versions of files, how many documents are taken, and what is
+    asked of them (`shared`: the name of the set of shared questions)."""
     names = [[file.uri, file.size, file.version] for file in files]
-    return hashlib.sha256(json.dumps([names, columns.limit, columns.format]).encode()).hexdigest()[:16]
+    asked = [shared, columns.questions, columns.max_questions]
+    return hashlib.sha256(json.dumps([names, columns.limit, columns.format, asked]).encode()).hexdigest()[:16]
 
 
 def read_plan(store: ObjectStore) -> tuple[Plan, str] | None:
@@ -71,30 +70,7 @@ def told_shards(store: ObjectStore) -> dict[str, Shard]:
     names = ShardFooter.__dataclass_fields__
     found: dict[str, Shard] = {}
     for line in read_ledger(store):
-        if line.get("kind") == "group":
+        if line.get("kind") in ("group", "carried"):
             with contextlib.suppress(TypeError, KeyError):
                 found[line["group"]] = Shard(ShardFooter(**{key: line[key] for key in names}), line["bytes"])
     return found
-
-
-def extend(plan: Plan, done: set[str], documents: pa.Table, speed: float, costs: CostModel, limits: GroupLimits, uri: str) -> Plan:
-    """A plan that keeps the committed groups and groups anew whatever else the input holds (`documents`, schema `DOCUMENTS`).
-
-    ConfigError when a committed document is no longer in the input, or no longer the same.
-    """
-    kept = plan.table.filter(pc.is_in(plan.table.column("group").cast(pa.string()), pa.array(sorted(done), pa.string())))
-    now = dict(zip(documents.column("doc_id").to_pylist(), documents.column("content_hash").to_pylist(), strict=True))
-    for doc_id, content in zip(kept.column("doc_id").to_pylist(), kept.column("content_hash").to_pylist(), strict=True):
-        if now.get(doc_id) != content:
-            what = "has changed since" if doc_id in now else "is no longer in the input"
-            raise ConfigError(f"output.uri: {uri} holds answers for doc_id {doc_id!r}, which {what}; choose another output")
-    rest = documents.filter(pc.invert(pc.is_in(documents.column("doc_id"), kept.column("doc_id").combine_chunks())))
-    fresh = make_plan(rest, speed, costs, limits)
-    table = pa.concat_tables([_plain(kept), _plain(fresh.table)]).cast(plan.table.schema)
-    return from_table(table)
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    """The table without dictionaries, which differ from file to file."""
-    fields = [pa.field(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in table.schema]
-    return table.cast(pa.schema(fields))

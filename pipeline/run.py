@@ -21,12 +21,13 @@ from askmany.pipeline import building
 from askmany.pipeline.config import RunConfig
 from askmany.pipeline.config_file import load_config, parse_config
 from askmany.pipeline.dispatch import Pool, dispatch, size_pool
+from askmany.pipeline.fingerprint import basis
 from askmany.pipeline.finishing import Launch, finish, launches
 from askmany.pipeline.interrupt import draining_first, interrupts_as_exceptions
 from askmany.pipeline.lock import IfRunning, LockKeeper, LockLostError, RunLock
 from askmany.pipeline.long_documents import long_above
 from askmany.pipeline.opening import OpenedRun, open_run
-from askmany.pipeline.planning import PlannedRun, plan_run, take_up
+from askmany.pipeline.planning import How, PlannedRun, plan_run, take_up
 from askmany.pipeline.preflight import check_on_a_worker, check_output, here, require
 from askmany.pipeline.preparing import Preparer
 from askmany.pipeline.recording import TooManyErrors, recording
@@ -82,7 +83,8 @@ def run(
     with locked(opened, if_running) as lock:
         opened = as_it_stands(opened, config, build_preparer)
         launch = Launch(opened, lock, console, retry_errors)
-        planned = take_up(opened, retry_errors)
+        how = How(lock.epoch, retry_errors)
+        planned = take_up(opened, how)
         if planned is not None and not planned.todo:
             print_plan(console, opened, planned)
             return finish(launch, planned, {}, "complete")
@@ -91,7 +93,7 @@ def run(
             _look_from_a_worker(opened)
             if planned is None:
                 with console.status("reading and tokenising documents"):
-                    planned = plan_run(opened, float(pool.count), build_preparer, keep=True, retry_errors=retry_errors)
+                    planned = plan_run(opened, float(pool.count), build_preparer, how)
             print_plan(console, opened, planned)
             launch.warn_of_distrusted(planned)
             return answer(launch, planned, pool, builders) if planned.todo else finish(launch, planned, {}, "complete")
@@ -100,15 +102,15 @@ def run(
 def as_it_stands(opened: OpenedRun, config: RunConfig, build_preparer: Callable[[RunConfig], Preparer]) -> OpenedRun:
     """The run as its output tells of it once the lock is held: another may have begun it meanwhile, and with it set its date."""
     before = read_run(opened.store)
-    return opened if before is None or before.get("identity") == opened.identity else open_run(config, build_preparer)
+    return opened if before is None or basis(before.get("identity") or {}) == basis(opened.identity) else open_run(config, build_preparer)
 
 
 def show_plan(opened: OpenedRun, builders: Builders, console: Console) -> RunResult:
     """What `run` would do; nothing is written."""
-    planned = take_up(opened)
+    planned = take_up(opened, How(None))
     if planned is None:
         with interrupts_as_exceptions(), cluster(opened.config.workers), console.status("reading and tokenising documents"):
-            planned = plan_run(opened, float(size_pool(opened.config).count), builders.preparer, keep=False)
+            planned = plan_run(opened, float(size_pool(opened.config).count), builders.preparer, How(None))
     print_plan(console, opened, planned)
     return make_result(opened, planned, None, "planned")
 
@@ -125,6 +127,7 @@ def answer(launch: Launch, planned: PlannedRun, pool: Pool, builders: Builders) 
         launch.retry_errors,
         long_above(opened.config, opened.preparer),
         builders.group_engine,
+        planned.plan.sets,
     )
     write_run(opened.store, run_values(opened, make_result(opened, planned, None, "running"), launches(opened)))
     launch.began = time.time()
@@ -157,7 +160,7 @@ def _collect(launch: Launch, planned: PlannedRun, pool: Pool, job: Job, watcher:
         launch.recorder.event("drained", {"all_workers": kept})
 
     state: State = "complete"
-    with draining_first(drain), closing(dispatch(job, planned.plan, planned.todo, pool, watcher.control)) as acks:
+    with draining_first(drain), closing(dispatch(job, planned.plan, planned.todo, pool, watcher.control, planned.rates)) as acks:
         for ack in acks:
             if ack.shard is None:
                 state = "interrupted"

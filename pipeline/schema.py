@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from askmany.engine.errors import ConfigError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 Status = Literal["ok", "invalid_output", "length", "too_long", "empty_document", "error", "skipped"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 KEY = ("doc_id", "question_id", "chunk")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
@@ -28,7 +29,7 @@ def print_plan(console: Console, opened: OpenedRun, planned: PlannedRun) -> None
     plan = planned.plan
     tokens, answers = plan.total("document_tokens"), plan.total("answer_tokens")
     per_token = opened.model.kv_bytes_per_token(kv_element_bytes(opened))
-    longest = int(max(plan.table.column("document_tokens").to_pylist(), default=0))
+    longest = int(max(plan.table.column("longest_tokens").to_pylist(), default=0))
     lines = [
         f"{many(plan.documents, 'document')}, {many(plan.records, 'question')} in {many(len(plan.groups), 'group')}"
         + (f", {many(len(planned.done), 'group')} done before" if planned.done else ""),
@@ -37,6 +38,9 @@ def print_plan(console: Console, opened: OpenedRun, planned: PlannedRun) -> None
         f"KV of all documents {size(tokens * per_token)}, of the longest {size(longest * per_token)}; "
         f"the questions of a document run in at most {many(waves(opened, plan.table), 'wave')}",
     ]
+    if planned.carried:
+        records = sum(shard.footer.rows for shard in planned.carried.values())
+        lines.append(f"{many(records, 'answer')} of earlier plans carried over: what they answer has not changed")
     unanswerable = plan.records - plan.total("answerable")
     if unanswerable:
         lines.append(f"{many(unanswerable, 'question needs', 'questions need')} no engine: the document is empty or too long")
@@ -57,8 +61,8 @@ def kv_element_bytes(opened: OpenedRun) -> int:
 
 def waves(opened: OpenedRun, table: pa.Table) -> int:
     """How often the engine has to begin a set of streams for the document with most questions."""
-    most = max(table.column("answerable").to_pylist(), default=0)
-    return -(-most // opened.config.engine.limits.streams)
+    most = max(pc.ceil(pc.divide(table.column("answerable").cast("double"), table.column("chunks"))).to_pylist(), default=0)
+    return -(-int(most) // opened.config.engine.limits.streams)
 
 
 def print_summary(console: Console, result: RunResult, manifest: Manifest, config: RunConfig, message: str = "") -> None:

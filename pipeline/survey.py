@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from askmany.engine.errors import ConfigError
+from askmany.pipeline.cells import cell_of
 from askmany.pipeline.config import InputConfig, RunConfig
 from askmany.pipeline.documents import DeadLetter, Locator, SourceDocument
 from askmany.pipeline.iteration import batches
 from askmany.pipeline.plan import DOCUMENTS
-from askmany.pipeline.preparing import Preparer
+from askmany.pipeline.preparing import PreparedDocument, Preparer, prompt_identity
 from askmany.pipeline.questions import QuestionSetError
 from askmany.pipeline.readers import Span, scan
 from askmany.pipeline.storage import open_binary
@@ -33,16 +34,26 @@ SPAN = pa.schema(
         ("size", pa.int64()),
     ]
 )
+# Beside what the plan takes, what a plan for some of a document's questions needs: the tokens and answer tokens of its own questions, and
+# the ids of the questions that need no engine, one for each chunk in which that is so.
+SURVEYED = pa.schema(
+    [
+        *DOCUMENTS,
+        pa.field("own_tokens", pa.list_(pa.int32())),
+        pa.field("own_answer_tokens", pa.list_(pa.int32())),
+        pa.field("settled", pa.list_(pa.string())),
+    ]
+)
 # A row is a document, a dead letter (`reason`), or a reason to refuse the whole run (`refused`).
 FOUND = pa.schema(
-    [pa.field(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in DOCUMENTS]
+    [pa.field(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in SURVEYED]
     + [pa.field("name", pa.string()), pa.field("reason", pa.string()), pa.field("refused", pa.bool_())]
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What the input holds: documents (schema `DOCUMENTS`, in input order), dead letters, documents that nothing is asked of."""
+    """What the input holds: documents (schema `SURVEYED`, in input order), dead letters, documents that nothing is asked of."""
 
     documents: pa.Table
     dead_letters: tuple[DeadLetter, ...]
@@ -85,24 +96,39 @@ def _found(item: SourceDocument | DeadLetter, preparer: Preparer) -> dict[str, o
         return {**asdict(item.locator), "doc_id": item.doc_id, "reason": item.reason}
     place = asdict(item.locator)
     try:
-        prepared = preparer.prepare(item)
-        preparer.check_grammars(prepared)
+        parts = preparer.parts(item)
+        for part in parts:
+            preparer.check_grammars(part)
     except QuestionSetError as error:
         return {**place, "doc_id": item.doc_id, "reason": str(error), "refused": True}
     except ConfigError as error:
         return {**place, "doc_id": item.doc_id, "reason": str(error)}
     except Exception as error:  # whatever one document does to the tokenizer, the survey goes on
         return {**place, "doc_id": item.doc_id, "reason": f"{type(error).__name__}: {error}"}
-    answerable = prepared.answerable
-    return place | {
-        "doc_id": item.doc_id,
-        "content_hash": item.content_hash,
-        "document_tokens": prepared.document_tokens,
-        "questions": len(prepared.questions),
+    return place | {"doc_id": item.doc_id, "content_hash": item.content_hash} | _sizes(parts, preparer)
+
+
+def _sizes(parts: Sequence[PreparedDocument], preparer: Preparer) -> dict[str, object]:
+    """What the survey tells of a prepared document: what is asked of it, and how much that takes."""
+    answerable = [question for part in parts for question in part.answerable]
+    own = preparer.own(parts[0])
+    settled = [question.asked.question_id for part in parts for question in part.questions if question.status is not None]
+    cells = [cell_of(question.asked) for question in own]
+    return {
+        "prompt": prompt_identity(parts),
+        "document_tokens": sum(part.document_tokens for part in parts),
+        "longest_tokens": max(part.document_tokens for part in parts),
+        "chunks": len(parts),
+        "questions": len(parts[0].questions),
         "question_tokens": sum(len(question.token_ids) for question in answerable),
         "answer_tokens": sum(question.ask.answer_tokens for question in answerable),
         "answerable": len(answerable),
-        "own_questions": preparer.own_question_ids(prepared) or None,
+        "shared": preparer.shared_name,
+        "own_questions": [question_id for question_id, _ in cells] or None,
+        "own_identities": [identity for _, identity in cells] or None,
+        "own_tokens": [len(question.token_ids) for question in own] or None,
+        "own_answer_tokens": [question.ask.answer_tokens for question in own] or None,
+        "settled": settled or None,
     }
 
 
@@ -130,9 +156,9 @@ def gather(tables: Sequence[pa.Table], columns: InputConfig) -> Survey:
         if row["refused"]:
             raise ConfigError(row["reason"])
     letters = tuple(_exact_line(_dead_letter(row), columns) for row in bad.to_pylist())
-    documents = rows.filter(pc.is_null(rows.column("reason"))).select(DOCUMENTS.names).slice(0, columns.limit)
+    documents = rows.filter(pc.is_null(rows.column("reason"))).select(SURVEYED.names).slice(0, columns.limit)
     asked = documents.filter(pc.greater(documents.column("questions"), 0))
-    return Survey(asked.cast(DOCUMENTS), letters, documents.num_rows - asked.num_rows)
+    return Survey(asked.cast(SURVEYED), letters, documents.num_rows - asked.num_rows)
 
 
 def _dead_letter(row: dict[str, object]) -> DeadLetter:

@@ -16,7 +16,8 @@ from askmany.pipeline.commit import Manifest, Shard
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over the whole output, except `errors`, `retries`, `repeated` and `workers`, which are of this launch."""
+    """Sums over the whole output, except `errors`, `retries`, `repeated` and `workers`, which are of this launch. `homes` says how many
+    documents count with each group; those of a group that it does not name all do."""
 
     planned_documents: int = 0
     planned_records: int = 0
@@ -31,6 +32,7 @@ class Totals:
     workers: int = 0
     launch_records: int = 0
     launch_errors: int = 0
+    homes: Mapping[str, int] = field(default_factory=dict)
 
     def begin(self, shards: Iterable[Shard]) -> None:
         """Add what earlier launches committed."""
@@ -58,7 +60,7 @@ class Totals:
         return self.launch_records >= sample and self.launch_errors > fraction * self.launch_records
 
     def _add(self, shard: Shard) -> None:
-        self.documents += shard.footer.documents
+        self.documents += self.homes.get(shard.footer.group, shard.footer.documents)
         self.records += shard.footer.rows
         self.shards += 1
         self.statuses.update(shard.footer.statuses)

@@ -20,6 +20,7 @@ from askmany.engine.request import StreamResult
 from askmany.pipeline.acks import Ack, Notes, take_notes
 from askmany.pipeline.answering import Answered, Answerer
 from askmany.pipeline.attempts import History, Marks, cut_suspects, unfinished
+from askmany.pipeline.cells import Sets
 from askmany.pipeline.commit import Shard, describe, read_records, shard_name, write_records, write_shard
 from askmany.pipeline.config import RunConfig
 from askmany.pipeline.engine_loop import Engine, EngineLoop
@@ -40,7 +41,8 @@ STACKS = "stacks"
 class Job:
     """What every worker of a run is told; small, since it travels to each of them and is kept for their restarts.
 
-    Documents of more than `long_above` tokens go to groups, whose ranks build their parts with `build_group_engine`.
+    Documents of more than `long_above` tokens go to groups, whose ranks build their parts with `build_group_engine`. `sets` are the plan's,
+    of shared questions; the set of all of them need not be among these.
     """
 
     config: RunConfig
@@ -51,6 +53,7 @@ class Job:
     retry_errors: bool = False
     long_above: int | None = None
     build_group_engine: GroupEngineFactory | None = None
+    sets: Sets = field(default_factory=dict)
 
     @property
     def launch(self) -> str:
@@ -89,7 +92,7 @@ class GroupWorker:
     ) -> None:
         self._job = job
         self._die = die
-        self._accelerator = accelerator
+        self.accelerator = accelerator
         self._name = f"{socket.gethostname()}/{os.getpid()}"
         config = job.config
         self._store = ObjectStore(config.output.uri, config.output.storage_options)
@@ -99,6 +102,7 @@ class GroupWorker:
         self._inside = 0
         self._inside_lock = threading.Lock()
         preparer = job.build_preparer(config)
+        self._sets = {preparer.shared_name: tuple(preparer.shared_asks), **job.sets}
         self._loop = EngineLoop(job.build_engine(config), on_answer)
         self._answerer = Answerer(preparer, self._fetcher, self._loop, self._draining)
         self._watchdog = self._watch()
@@ -130,7 +134,7 @@ class GroupWorker:
         with self._gate.exclusive() if history.in_flight else self._gate.shared():
             if self._draining.is_set():
                 return self._ack(group, None, started)
-            work = _Work(group, list(planned_documents(rows)), marks, history, self._kept(group, kept))
+            work = _Work(group, list(planned_documents(rows, self._sets)), marks, history, self._kept(group, kept))
             try:
                 self._try(work)
             except EngineError as error:
@@ -216,7 +220,7 @@ class GroupWorker:
 
     def _ack(self, group: str, shard: Shard | None, started: float, notes: Notes | None = None) -> Ack:
         seconds = time.monotonic() - started
-        return Ack(group, shard, seconds, self._name, self._accelerator, notes or Notes(), self._store.retrier.take())
+        return Ack(group, shard, seconds, self._name, self.accelerator, notes or Notes(), self._store.retrier.take())
 
     def _watch(self) -> Watchdog | None:
         limit_s = self._job.config.workers.watchdog_s

@@ -63,6 +63,25 @@ class Slow(Wrapped):
         return super().step()
 
 
+class Noting(Wrapped):
+    """Writes down every stream that it is asked, a line `doc_id question_id` each, beside the output."""
+
+    def __init__(self, inner: Engine, path: Path) -> None:
+        super().__init__(inner)
+        self.path = path
+
+    def submit(self, document: Document) -> None:
+        doc_id = document.key.partition("/")[2]
+        lines = "".join(f"{doc_id} {question.question_id}\n" for question in document.questions)
+        with open(self.path, "a") as file:
+            file.write(lines)
+        super().submit(document)
+
+
+def noting_engine(config: RunConfig) -> Noting:
+    return Noting(fake_engine(config.engine), Path(config.output.uri).parent / "asked.txt")
+
+
 def strict_engine(config: RunConfig) -> Strict:
     return Strict(fake_engine(config.engine))
 

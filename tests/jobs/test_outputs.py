@@ -20,10 +20,9 @@ from askmany.pipeline.heartbeat import read_status, write_status
 from askmany.pipeline.lock import RunLock
 from askmany.pipeline.opening import OpenedRun
 from askmany.pipeline.plan import make_plan, to_bytes
-from askmany.pipeline.planning import PlannedRun
+from askmany.pipeline.planning import PlannedRun, made_from
 from askmany.pipeline.recording import Recorder
 from askmany.pipeline.result import make_result, run_values
-from askmany.pipeline.resume import listing_hash
 from askmany.pipeline.run_file import write_run
 from askmany.pipeline.worker import GroupWorker, Job
 from tests.helpers.runs import opened_run, survey
@@ -38,7 +37,7 @@ def make_output(folder: Path, groups_done: int | None = None) -> OpenedRun:
     opened = opened_run(folder, rows, questions=["w1", "w2"], output={"shard_documents": 2})
     plan = make_plan(survey(opened).documents, 1.0, CostModel(), GroupLimits(max_documents=2))
     planned = PlannedRun(plan, plan.groups, {}, 0, 0)
-    opened.store.put(PLAN, to_bytes(plan, listing_hash(opened.files, opened.config.input)))
+    opened.store.put(PLAN, to_bytes(plan, made_from(opened)))
     recorder = Recorder(opened.store, opened.config, opened.fingerprint, 1, planned)
     worker = GroupWorker(Job(opened.config, opened.fingerprint, 1, lambda c: fake_engine(c.engine), build_preparer), lambda error: None)
     shards = {}

@@ -45,7 +45,8 @@ def prepared(folder: Path, engine: Any = build_engine) -> tuple[Job, list[pa.Tab
 def test_an_actor_answers_its_groups(tmp_path: Path) -> None:
     job, blocks = prepared(tmp_path)
     actor = EngineActor(job, None)
-    assert actor.room() > 0
+    assert actor.room_and_kind()[0] > 0
+    assert actor.room_and_kind()[1] == "cpu"
     acks = [Ack.load(actor(block).column("ack")[0].as_py()) for block in blocks]
     assert [ack.group for ack in acks] == [block.column("group")[0].as_py() for block in blocks]
     assert sum(ack.footer.statuses["ok"] for ack in acks) == 3
@@ -71,7 +72,7 @@ def test_an_actor_whose_engine_cannot_be_built_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="model m: not supported"):
         Ack.load(actor.process(blocks[0]))
     assert len(tries) == 3
-    assert actor.room() == 0
+    assert actor.room_and_kind() == (0, "")
 
 
 def test_an_engine_that_comes_up_at_the_second_try_serves(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ JSON = '{"p":"Ür","n":[1]}'
 
 
 def stored(folder: Path) -> str:
+    """Two documents; the answers about the first lie in two shards, as they do after questions were added."""
     first = [
         Record("a", "t", "ok", "Plain é", (1, 2), "stop", 10, 3, -0.5, 0.3, question="Say?", keep={"text": "Document a"}),
         labelled("a", "c", {"yes": 0.7, "no": 0.3}, [], margin=0.85, question="Is it <so>?", keep={"text": "Document a"}),
@@ -36,7 +37,7 @@ def stored(folder: Path) -> str:
         Record("b", "j", "ok", "not stated", (4,), "stop", 10, 3, -0.1, 3.0, answer_type="json", value="null"),
         Record("b", "m", "length", '["u', (4,), "length", 10, 3, -0.1, 4.0, answer_type="multi_choice", error="not complete"),
     ]
-    return stored_run(folder / "run", {"g1": first, "g2": second}, keep=("text",))
+    return stored_run(folder / "run", {"g1": first[:3], "g2": second, "g3": first[3:]}, keep=("text",))
 
 
 def exported(folder: Path, shape: str) -> Path:
@@ -58,6 +59,14 @@ def test_wide_is_a_row_a_document_with_typed_columns(tmp_path: Path) -> None:
     assert {name: one[name] for name in types} == {"t": "Plain é", "c": "yes", "i": 7, "j": JSON, "m": ["u"]}
     assert {name: two[name] for name in types} == {"t": None, "c": "no", "i": None, "j": None, "m": None}
     assert [two[f"{name}.status"] for name in types] == ["error", "ok", "invalid_output", "ok", "length"]
+
+
+def test_wide_has_a_row_for_each_chunk_of_a_document_that_was_split(tmp_path: Path) -> None:
+    records = [Record("a", q, "ok", f"{q}{chunk}", chunk=chunk, flags=(f"chunk:{chunk + 1}/2",)) for q in "xy" for chunk in (0, 1)]
+    output = stored_run(tmp_path / "run", {"g1": records[:2], "g2": records[2:]})
+    assert export.main(output, "wide", str(tmp_path / "out"), Console(file=io.StringIO())) == 0
+    rows = pq.read_table(tmp_path / "out" / "wide.parquet").to_pylist()
+    assert [(row["doc_id"], row["chunk"], row["x"], row["y"]) for row in rows] == [("a", 0, "x0", "y0"), ("a", 1, "x1", "y1")]
 
 
 def test_batch_lines_have_a_custom_id_and_an_error_of_their_own(tmp_path: Path) -> None:

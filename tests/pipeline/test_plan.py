@@ -26,12 +26,17 @@ def row(doc_id: str, tokens: int = 10, **values: Any) -> dict[str, Any]:
         "length": 5,
         "line": 1,
         "content_hash": f"hash-{doc_id}",
+        "prompt": 7,
         "document_tokens": tokens,
+        "longest_tokens": tokens,
+        "chunks": 1,
         "questions": 2,
         "question_tokens": 4,
         "answer_tokens": 8,
         "answerable": 2,
+        "shared": "set",
         "own_questions": None,
+        "own_identities": None,
     }
     return {**base, **values}
 
@@ -62,7 +67,9 @@ def test_every_document_is_planned_once_and_groups_do_not_depend_on_input_order(
 
 
 def test_a_plan_reads_back_from_its_file() -> None:
-    made = plan([row("a", own_questions=["x", "y"]), row("b", 500), row("c", questions=1, answerable=0)], max_documents=2)
+    made = plan(
+        [row("a", own_questions=["x", "y"], own_identities=[1, -2]), row("b", 500), row("c", questions=1, answerable=0)], max_documents=2
+    )
     read, listing = from_bytes(to_bytes(made, "listing"))
     assert listing == "listing"
     assert read.groups == made.groups
@@ -78,8 +85,11 @@ def test_what_is_no_plan_raises(tmp_path: Path) -> None:
 def test_names_come_from_content() -> None:
     one = group_name(table([row("a"), row("b")]))
     assert one == group_name(table([row("b"), row("a", 99, start=7)]))
-    assert one != group_name(table([row("a"), row("b", content_hash="other")]))
+    assert one != group_name(table([row("a"), row("b", prompt=8)]))
     assert one != group_name(table([row("a")]))
+    assert one != group_name(table([row("a"), row("b", shared="other set")]))
+    own = [group_name(table([row("a", own_questions=["x"], own_identities=[n])])) for n in (1, 2)]
+    assert len({one, *own}) == 3
     assert len(one) == 16
 
 
@@ -89,12 +99,13 @@ def test_documents_that_need_no_engine_cost_little() -> None:
 
 
 def test_planned_documents_carry_their_locators() -> None:
-    made = plan([row("a", own_questions=["x"], start=7, length=9, line=3), row("folder/b.txt", 5, uri="/data/folder/b.txt", format="txt")])
-    first, second = planned_documents(made.table)
+    own = row("a", own_questions=["x"], own_identities=[5], start=7, length=9, line=3, chunks=2)
+    made = plan([own, row("folder/b.txt", 5, uri="/data/folder/b.txt", format="txt")])
+    first, second = planned_documents(made.table, {"set": (("s", 1), ("t", 2))})
     assert first.locator == Locator("f.jsonl", "", "jsonl", 7, 9, 3)
-    assert first.own_questions == ("x",)
+    assert (first.asked, first.chunks) == (("s", "t", "x"), 2)
     assert second.locator.name == "folder/b.txt"
-    assert second.own_questions == ()
+    assert (second.asked, second.chunks) == (("s", "t"), 1)
 
 
 def test_done_groups_are_left_out() -> None:

@@ -96,8 +96,7 @@ def test_shared_and_own_questions_are_asked_together(tmp_path: Path) -> None:
     prepared = ready.prepare(source("w5", [{"qid": "o", "question": "w2"}, "w3"]))
     ids = [q.asked.question_id for q in prepared.questions]
     assert ids[:2] == ["s", "o"]
-    assert ready.own_question_ids(prepared) == ids[1:]
-    assert list(ready.question_ids(ids[1:])) == ids
+    assert [question.asked.question_id for question in ready.own(prepared)] == ids[1:]
     with pytest.raises(QuestionSetError):
         ready.prepare(source("w5", [{"qid": "s", "question": "w2"}]))
     with pytest.raises(ConfigError):
@@ -109,8 +108,8 @@ def test_max_questions_counts_shared_ones_first(tmp_path: Path) -> None:
     ready = preparer(tmp_path, input={"questions": "questions", "max_questions": 1}, questions=shared)
     prepared = ready.prepare(source("w5", ["w3"]))
     assert [q.asked.question_id for q in prepared.questions] == ["s1"]
-    assert ready.own_question_ids(prepared) == []
-    assert ready.question_ids([]) == ("s1",)
+    assert ready.own(prepared) == ()
+    assert [question_id for question_id, _ in ready.shared_asks] == ["s1"]
 
 
 def test_a_document_that_is_asked_nothing(tmp_path: Path) -> None:

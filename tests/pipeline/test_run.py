@@ -13,10 +13,12 @@ from rich.console import Console
 
 import askmany
 from askmany.engine.errors import ConfigError, EngineError
+from askmany.pipeline.commit import read_manifest
 from askmany.pipeline.result import RunResult
 from askmany.pipeline.run import run
 from askmany.pipeline.schema import answer_schema
-from tests.helpers.engines import deadly_engine, failing_engine, strict_engine
+from askmany.pipeline.storage import ObjectStore
+from tests.helpers.engines import deadly_engine, failing_engine, noting_engine, strict_engine
 from tests.helpers.runs import run_values, write_jsonl
 from tests.helpers.word_model import words
 
@@ -157,14 +159,56 @@ def test_an_output_of_another_run_is_refused(tmp_path: Path) -> None:
     run(run_values(tmp_path))
     before = files_of(tmp_path / "out")
     with pytest.raises(ConfigError, match=r"holds the answers of another run \(different: sampling\.max_new_tokens\)"):
-        run(run_values(tmp_path, sampling={"max_new_tokens": 3}))
-    write_jsonl(tmp_path / "d.jsonl", [{"doc_id": "a", "text": "w1 w2"}, {"doc_id": "b", "text": "w3 changed"}])
-    with pytest.raises(ConfigError, match="holds answers for doc_id 'b', which has changed since"):
-        run(run_values(tmp_path))
-    write_jsonl(tmp_path / "d.jsonl", [{"doc_id": "a", "text": "w1 w2"}])
-    with pytest.raises(ConfigError, match="holds answers for doc_id 'b', which is no longer in the input"):
-        run(run_values(tmp_path))
+        run(run_values(tmp_path, sampling={"max_new_tokens": 3}, questions=["w7"]))
+    with pytest.raises(ConfigError, match=r"different: prompt\.instruction"):
+        run(run_values(tmp_path, prompt={"instruction": "w9"}))
     assert files_of(tmp_path / "out") == before
+
+
+def asked(folder: Path) -> list[tuple[str, str]]:
+    """The streams that engines were asked since the last look."""
+    path = folder / "asked.txt"
+    lines = path.read_text().splitlines() if path.exists() else []
+    path.unlink(missing_ok=True)
+    return sorted((line.split()[0], line.split()[1]) for line in lines)
+
+
+@pytest.mark.timeout(600)
+def test_edits_of_questions_and_documents_ask_only_what_is_new(tmp_path: Path) -> None:
+    rows = [{"doc_id": f"d{i}", "text": words(5 + i)} for i in range(4)]
+    one, two, three = ({"id": f"q{n}", "question": f"w{n}"} for n in (1, 2, 3))
+    ids = [row["doc_id"] for row in rows]
+    console = Console(record=True, width=200, file=io.StringIO())
+
+    def go(*questions: dict[str, str]) -> RunResult:
+        values = run_values(tmp_path, questions=list(questions), output={"shard_documents": 2, "format": "both"})
+        result = run(values, build_engine=noting_engine, console=console)
+        rows_of(result)
+        assert set(files_of(tmp_path / "out" / "answers")) == {name.removeprefix("answers/") for name in read_manifest(store).shards}
+        assert (result.documents, result.planned_documents, result.state) == (len(rows), len(rows), "complete")
+        return result
+
+    store = ObjectStore(str(tmp_path / "out"), {})
+    write_jsonl(tmp_path / "d.jsonl", rows)
+    go(one, two)
+    assert asked(tmp_path) == [(doc_id, q) for doc_id in ids for q in ("q1", "q2")]
+    before = files_of(tmp_path / "out" / "answers")
+    added = go(one, two, three)
+    assert asked(tmp_path) == [(doc_id, "q3") for doc_id in ids]
+    assert before.items() <= files_of(tmp_path / "out" / "answers").items()
+    assert (added.records, added.launch_records) == (12, 4)
+    rows[2] = {**rows[2], "text": words(9, 50)}
+    del rows[0]
+    write_jsonl(tmp_path / "d.jsonl", [{"doc_id": "new", "text": words(3)}, *rows])
+    rows = [{"doc_id": "new"}, *rows]
+    edited = go({**one, "question": "w8"}, three)
+    assert asked(tmp_path) == sorted([(row["doc_id"], "q1") for row in rows] + [("d2", "q3"), ("new", "q3")])
+    assert (edited.records, edited.launch_records) == (8, 6)
+    assert "2 answers of earlier plans carried over" in console.export_text()
+    back = go({**one, "question": "w8"}, two, three)
+    assert asked(tmp_path) == [("d2", "q2"), ("new", "q2")]
+    assert (back.records, back.statuses) == (12, {"ok": 12})
+    assert len((tmp_path / "out" / "answers.jsonl").read_text().splitlines()) == 12
 
 
 def test_inputs_that_refuse_the_run_after_a_look_at_every_document(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_what_preparing_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     def prepare(self: Preparer, source: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(Preparer, "prepare", prepare)
+    monkeypatch.setattr(Preparer, "parts", prepare)
     if refused:
         with pytest.raises(ConfigError, match="q: bad type"):
             survey(opened)

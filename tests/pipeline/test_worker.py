@@ -151,10 +151,10 @@ def test_own_questions_of_a_lost_document_have_their_records(tmp_path: Path) -> 
 class Exploding(Preparer):
     """Fails on one document in a way nobody foresaw, but only on workers."""
 
-    def prepare(self, source: Any) -> Any:
+    def parts(self, source: Any) -> Any:
         if source.doc_id == "d1":
             raise ZeroDivisionError("odd")
-        return super().prepare(source)
+        return super().parts(source)
 
 
 def test_an_unforeseen_failure_of_one_document_stays_with_it(tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""Documents and questions that come, go and change on an output that holds answers: it ends as a fresh run, and what is new is asked."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from askmany.pipeline.commit import list_shards, read_manifest
+from askmany.pipeline.heartbeat import read_status
+from askmany.pipeline.run_file import read_run
+from askmany.pipeline.storage import ObjectStore
+from tests.helpers.launches import Asked, Killed, Stream, answers_of, launch
+from tests.helpers.runs import run_values, write_jsonl
+from tests.helpers.word_model import word_model
+
+IDS = "abcdef"
+Own = tuple[tuple[str, int], ...]
+Documents = dict[str, tuple[int, Own]]  # doc_id: which text, own questions (id, which text)
+Questions = dict[str, int]
+
+POLICIES = {
+    "error": {"policy": "error"},
+    "truncate_tail": {"policy": "truncate_tail"},
+    "split": {"policy": "split", "chunk_tokens": 30, "overlap_tokens": 5},
+}
+CHUNKS = 3  # of 70 words in which every word is an end of its own: 0-30, 25-55, 50-70
+
+texts = st.integers(0, 3)
+own = st.lists(st.tuples(st.sampled_from(["o1", "o2"]), st.integers(0, 2)), max_size=2, unique_by=lambda pair: pair[0]).map(tuple)
+documents = st.dictionaries(st.sampled_from(IDS), st.tuples(texts, own), min_size=1, max_size=6)
+questions = st.dictionaries(st.sampled_from(["q1", "q2", "q3"]), st.integers(0, 2), min_size=1, max_size=3)
+states = st.tuples(documents, questions)
+kills = st.lists(st.integers(0, 25), max_size=3)
+
+
+def values_of(folder: Path, asked: Documents, shared: Questions, output: str, **more: Any) -> dict[str, Any]:
+    """A configuration whose input holds these documents. The texts differ in length: 0 is empty, 3 does not fit the context."""
+    lengths = (0, 3, 5, 70)
+    rows = [
+        {
+            "doc_id": doc_id,
+            "text": " ".join(f"w{n}" for n in range(lengths[text])),
+            "qs": [{"id": i, "question": f"w{t} w8"} for i, t in mine],
+        }
+        for doc_id, (text, mine) in asked.items()
+    ]
+    write_jsonl(folder / "d.jsonl", rows)
+    listed = [{"id": name, "question": f"w{text} w{text}", "max_new_tokens": 2 + text} for name, text in shared.items()]
+    base = {"input": {"questions": "qs"}, "output": {"uri": str(folder / output), "shard_documents": 2}, "questions": listed, **more}
+    return run_values(folder, **base)
+
+
+def cells(asked: Documents, shared: Questions, policy: str) -> dict[Any, Stream]:
+    """Everything that an engine has to answer, by all that the answer depends on."""
+    found = {}
+    for doc_id, (text, mine) in asked.items():
+        for name, which in [*shared.items(), *mine] if text in (1, 2) or (text == 3 and policy == "split") else ():
+            found[doc_id, text, name, which] = (doc_id, name)
+    return found
+
+
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(states, kills), min_size=2, max_size=4), st.sampled_from(sorted(POLICIES)))
+def test_any_edits_and_kills_end_as_a_fresh_run_and_ask_what_is_new(
+    steps: list[tuple[tuple[Documents, Questions], list[int]]], policy: str
+) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        word_model(folder / "model")
+        known: set[Any] = set()
+        for number, ((asked, shared), deaths) in enumerate(steps):
+            heard = Asked()
+            values = values_of(folder, asked, shared, "out", long_documents=POLICIES[policy])
+            for kill in deaths:
+                try:
+                    launch(values, heard, kill=kill)
+                except Killed:
+                    continue
+            result = launch(values, heard)
+            fresh = launch({**values, "output": {**values["output"], "uri": str(folder / f"fresh{number}")}}, Asked())
+            assert answers_of(folder / "out") == answers_of(folder / f"fresh{number}")
+            told = [
+                (r.documents, r.records, r.planned_documents, r.planned_records, r.statuses, r.document_tokens) for r in (result, fresh)
+            ]
+            assert told[0] == told[1]
+            check_output(folder / "out")
+            wanted = cells(asked, shared, policy)
+            new = {stream for cell, stream in wanted.items() if cell not in known}
+            known |= set(wanted)
+            if policy == "truncate_tail":  # what is left of a document depends on all its questions
+                assert new <= set(heard.streams)
+                continue
+            assert set(heard.streams) == new
+            if not deaths:
+                long = 0 if policy == "error" else sum(asked[doc_id][0] == 3 for doc_id, _ in new)
+                assert heard.streams.total() == len(new) + long * (CHUNKS - 1)
+
+
+def check_output(output: Path) -> None:
+    """Manifest, status and run.json agree, and nothing but the manifest's shards lies among the answers."""
+    store = ObjectStore(str(output), {})
+    manifest, status, run = read_manifest(store), read_status(store), read_run(store)
+    assert manifest.complete
+    assert set(list_shards(store)) == set(manifest.shards)
+    assert run is not None
+    assert (manifest.records, manifest.documents) == (status.done, status.documents_done) == (run["records"], run["documents"])
+    assert (manifest.planned_records, status.documents) == (status.planned, run["planned_documents"])
+    assert dict(manifest.statuses) == dict(status.statuses) == run["statuses"]
