@@ -23,6 +23,7 @@ from askmany.kernels.tune import tuned_tiles
 from askmany.kernels.vendor_prefill import best_prefill
 
 logger = logging.getLogger(__name__)
+MEASURED_MAJOR = 9  # compute capability whose tiles `kernels/tiles.py` has from measurements
 
 
 def load_steps(model: RowModel, pool: KVPool, config: EngineConfig, context_tokens: int) -> KernelSteps | None:
@@ -38,12 +39,17 @@ def load_steps(model: RowModel, pool: KVPool, config: EngineConfig, context_toke
     setting = KernelSetting(
         model, pool, config.page_size, config.limits, context_tokens,
         chunking=_chunking(shape, config, pool), chunk_pass=ChunkPass(vendor[1]) if vendor else None,
-        tiles=(lambda shape, rows: tuned_tiles(shape, rows, 1, pool.device)) if pool.device.type == "cuda" else None,
+        tiles=(lambda shape, rows: tuned_tiles(shape, rows, 1, pool.device)) if _unmeasured(pool.device) else None,
     )  # fmt: skip
     logger.info("document chunks of %s are prefilled by %s", model.name, vendor[0] if vendor else "the project's kernels")
     capturer = CudaCapturer(pool.device, model.capture_scope) if pool.device.type == "cuda" else None
     maker = SplitMaker(setting) if config.layout == "split" else MaskedMaker(setting)
     return KernelSteps(model, pool, maker, context_tokens, capturer)
+
+
+def _unmeasured(device: torch.device) -> bool:
+    """Whether the tile table was not measured on this kind of GPU, so that tiles are worth the seconds that timing them takes."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] != MEASURED_MAJOR
 
 
 def kernel_bytes(model: RowModel, config: EngineConfig, device: torch.device) -> int:

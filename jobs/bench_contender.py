@@ -1,7 +1,7 @@
 """One contender of the engine benchmark in a process of its own: python -m askmany.jobs.bench_contender JOB.json
 
-Started by `bench_gpu`, once for all cells and seeds of a pass. Prints one JSON object a line: first how long the start took, then each
-timing.
+Started by `bench_gpu`, once for all cells and seeds of a pass. Prints one JSON object a line behind MARK: first how long the start took,
+then each timing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from askmany.jobs.bench_shapes import vocabulary
 
 WARM_UP = -1  # the seed whose time does not count
 CALIBRATION = -2
+MARK = "BENCH "  # before each object; libraries print, too
 
 
 class Contender(Protocol):
@@ -31,7 +32,13 @@ class Contender(Protocol):
         """Seconds that the questions of a cell took."""
         ...
 
-    def notes(self) -> dict[str, Any]: ...
+    def notes(self) -> dict[str, Any]:
+        """What belongs beside the times."""
+        ...
+
+    def close(self) -> None:
+        """Let the device go, and end the processes that it started."""
+        ...
 
 
 def make(job: dict[str, Any], cells: list[Cell]) -> Contender:
@@ -75,18 +82,21 @@ def main(job_file: str) -> None:
     _say(start_s=perf_counter() - started_s)
     size = vocabulary(job["shape"]) if job["shape"] else int(job["vocabulary"])
     text = json.loads(Path(job["text"]).read_text()) if job.get("text") else ()
-    for index in job["order"]:
-        for seed in (WARM_UP, *job["seeds"]):
-            if perf_counter() - started_s > job["limit_s"]:
-                _say(left_out=index, seed=seed)
-                continue
-            seconds = contender.run(cells[index], draw(cells[index], seed, size, text))
-            _say(cell=index, seed=seed, seconds=seconds)
-    _say(notes=contender.notes())
+    try:
+        for index in job["order"]:
+            for seed in (WARM_UP, *job["seeds"]):
+                if perf_counter() - started_s > job["limit_s"]:
+                    _say(left_out=index, seed=seed)
+                    continue
+                seconds = contender.run(cells[index], draw(cells[index], seed, size, text))
+                _say(cell=index, seed=seed, seconds=seconds)
+        _say(notes=contender.notes())
+    finally:
+        contender.close()
 
 
 def _say(**values: Any) -> None:
-    print(json.dumps(values), flush=True)
+    print(MARK + json.dumps(values), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from askmany.jobs.bench_cells import Cell, suites
+from askmany.jobs.bench_contender import MARK
 from askmany.jobs.bench_ratios import fit_throughput, geometric_mean, grid_interval, interval
 from askmany.jobs.bench_shapes import SHAPES, shape_folder
 
@@ -203,7 +204,7 @@ def _lines_of(job_file: Path, name: str) -> list[dict[str, Any]]:
     """Run a contender; the JSON objects that it printed. Other lines are its libraries'."""
     command = [sys.executable, "-m", "askmany.jobs.bench_contender", str(job_file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    lines = [json.loads(line.removeprefix(MARK)) for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode:
         print(f"FAILED {name} after {len(lines)} lines: {done.stderr[-3000:]}", flush=True)
     return lines

@@ -160,6 +160,9 @@ class OursContender:
         reasons = [choice.reason for choice in self._choices.values()]
         return {"idle_ratio": metrics.device_idle_ratio, "steps": metrics.steps, "capture_s": captured, "reasons": reasons}
 
+    def close(self) -> None:
+        """The process ends anyway."""
+
     def _ask(self, documents: list[Document], length: int) -> None:
         for document in documents:
             self._engine.lengths |= {(document.key, question.question_id): length for question in document.questions}

@@ -42,3 +42,6 @@ class PlainContender:
     def notes(self) -> dict[str, Any]:
         """Nothing beside the times."""
         return {}
+
+    def close(self) -> None:
+        """Nothing was started."""

@@ -27,7 +27,8 @@ from askmany.kernels.tune import default_cache_file
 BUDGET_S = 2.0
 PRIVATE_TOKENS = 96
 NEVER_BYTES = 1 << 40
-POINTS = ((2, 512), (4, 512), (16, 256), (4, 2048), (16, 1024), (4, 8192), (16, 4096), (64, 4096))  # (streams, document tokens)
+STREAMS = 16  # one count: kernels are compiled for it once
+DOCUMENTS = (16, 64, 128, 256, 512, 1024, 2048, 4096)  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +61,21 @@ def tuned_threshold(
     measure: Measure | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> int:
-    """`Chunking.threshold_bytes` for this GPU and shape, from `cache_file` or measured now for about BUDGET_S seconds."""
+    """`Chunking.threshold_bytes` for this GPU and shape, from `cache_file` or measured now for about BUDGET_S seconds, compilation
+    apart."""
     cache_file = cache_file or default_cache_file().with_name("thresholds.json")
     key = _key(shape, device)
     known = _read(cache_file)
     if key in known:
         return known[key]
+    timing = measure or time_both
+    timing(shape, STREAMS, DOCUMENTS[0], device)  # compiles
     started_s = clock()
     timed: list[Timed] = []
-    for streams, tokens in sorted(POINTS, key=lambda point: saved_bytes(shape, *point)):
+    for tokens in DOCUMENTS:
         if timed and clock() - started_s > BUDGET_S:
             break
-        timed.append(Timed(saved_bytes(shape, streams, tokens), *(measure or time_both)(shape, streams, tokens, device)))
+        timed.append(Timed(saved_bytes(shape, STREAMS, tokens), *timing(shape, STREAMS, tokens, device)))
     found = best_threshold(timed)
     cache_file.parent.mkdir(parents=True, exist_ok=True)
     fresh = cache_file.with_name(f"{cache_file.name}.{os.getpid()}")

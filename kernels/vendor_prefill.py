@@ -98,7 +98,7 @@ class FlashInferPrefill:
     def run(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> Tensor:
         """See `PrefillKernel`."""
         usual = self._shape.head_dim**-0.5  # what `plan` was told; any other scale goes into the queries
-        out: Tensor = self._wrapper.run(q if scale == usual else q * (scale / usual), (k_cache[:, None], v_cache[:, None]))
+        out: Tensor = self._wrapper.run(q.contiguous() if scale == usual else q * (scale / usual), (k_cache[:, None], v_cache[:, None]))
         return out
 
 

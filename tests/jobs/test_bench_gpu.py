@@ -26,7 +26,8 @@ def in_process(job_file: Path, name: str) -> list[dict[str, Any]]:
     printed = io.StringIO()
     with redirect_stdout(printed):
         bench_contender.main(str(job_file))
-    return [json.loads(line) for line in printed.getvalue().splitlines() if line.startswith("{")]
+    lines = printed.getvalue().splitlines()
+    return [json.loads(line.removeprefix(bench_contender.MARK)) for line in lines if line.startswith(bench_contender.MARK)]
 
 
 def test_the_command_pairs_contenders_and_writes_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +73,7 @@ def test_a_contender_runs_in_a_process_of_its_own_and_a_failure_is_told(
 
     def run(command: list[str], **how: object) -> subprocess.CompletedProcess[str]:
         ran.append(command)
-        return subprocess.CompletedProcess(command, 1, 'a warning\n{"start_s": 1.5}\n', "out of memory")
+        return subprocess.CompletedProcess(command, 1, 'a warning\n{"no": 1}\nBENCH {"start_s": 1.5}\n', "out of memory")
 
     monkeypatch.setattr(subprocess, "run", run)
     assert bench_gpu._lines_of(Path("job.json"), "split") == [{"start_s": 1.5}]
