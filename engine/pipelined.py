@@ -89,11 +89,13 @@ class PipelinedEngine(Engine):
         return self._hand_out(plan, finished, counted, started_s)
 
     def _settle(self, plan: StepPlan, pending: PendingStep) -> list[Stream]:
+        self._plan = plan  # an error that shows now is this step's
         sampled = _alive(self._matched(plan, pending.collect()))
         return self.scheduler.settle(plan, sampled, self._judge(sampled))
 
     def _finish(self, plan: StepPlan, pending: PendingStep) -> list[Stream]:
         """A step that is complete when it is launched; streams that ended in the one before take no part any more."""
+        self._plan = plan
         sampled = _alive(self._matched(plan, pending.collect()))
         return self.scheduler.advance(plan, sampled, self._judge(sampled))
 

@@ -31,7 +31,7 @@ CHUNKS = 64  # prefix chunks in one step at most
 NODES = 128
 REQUEST_CONTEXTS = 4  # an interleaved request's KV row at most, in contexts of one stream
 EAGER_KEYS = 1 << 23  # cached slots of one interleaved step without a graph at most
-MIXED_ROWS = (128, 256, 512)  # rows of a graph beyond the decode rows: question tails and small document chunks
+MIXED_ROWS = (64, 128, 256, 384, 512)  # rows of a graph for steps with question tails and small document chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class SplitMaker:
 
     @property
     def buckets(self) -> list[Bucket]:
-        """Decode steps by rows; steps with question tails or small chunks by rows, all streams at once."""
+        """Decode steps, and steps with question tails or small chunks, by rows."""
         return split_buckets(self._setting.limits)
 
     def sample(self, rows: int) -> PagedStep:
@@ -143,7 +143,7 @@ class SplitMaker:
         )
 
     def _size(self, bucket: Bucket) -> SplitSize:
-        runs = bucket.rows if bucket.decode else self._setting.limits.max_rows + CHUNKS
+        runs = bucket.rows if bucket.decode else min(bucket.rows, self._setting.limits.max_rows + CHUNKS)
         return SplitSize(bucket.rows, runs, min(self._setting.nodes, bucket.rows + 8), self._pages())
 
     def _eager_size(self) -> SplitSize:
@@ -210,10 +210,10 @@ class MaskedMaker:
 
 
 def split_buckets(limits: SchedulerLimits) -> list[Bucket]:
-    """Decode steps by rows; steps with question tails or small chunks by rows, all streams at once."""
+    """Decode steps by rows; steps with question tails or small chunks by rows, too."""
     most = limits.max_rows
-    mixed = [most + rows for rows in MIXED_ROWS if most + rows <= limits.step_tokens]
-    return [Bucket(rows, rows, True) for rows in row_buckets(most)] + [Bucket(rows, most, False) for rows in mixed]
+    mixed = [rows for rows in MIXED_ROWS if rows <= limits.step_tokens]
+    return [Bucket(rows, rows, True) for rows in row_buckets(most)] + [Bucket(rows, min(rows, most), False) for rows in mixed]
 
 
 def workspace_bytes(
@@ -224,7 +224,7 @@ def workspace_bytes(
     logits = 4 * 2 * limits.max_rows * vocabulary
     if layout == "interleaved":  # splits times row tiles fill the processors twice
         return logits + 4 * 2 * processors * 128 * shape.head_dim * (1 + len(request_buckets(limits.requests)))
-    sizes = [(bucket.rows, bucket.rows if bucket.decode else limits.max_rows + CHUNKS) for bucket in split_buckets(limits)]
+    sizes = [(bucket.rows, min(bucket.rows, limits.max_rows + CHUNKS)) for bucket in split_buckets(limits)]
     sizes.append((limits.step_tokens, min(limits.step_tokens, limits.max_rows + CHUNKS)))
     partials = 0
     for rows, runs in sizes:
