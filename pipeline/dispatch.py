@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from askmany.pipeline.acks import Ack
+from askmany.pipeline.blocks import ROWS, pack
 from askmany.pipeline.config import RunConfig
 from askmany.pipeline.engine_actor import EngineActor
 from askmany.pipeline.iteration import batches
@@ -95,10 +96,10 @@ def dispatch_ray_data(job: Job, plan: Plan, groups: Sequence[Group], pool: Pool,
         max_concurrent_calls_per_actor=CALLS_AT_ONCE,
         enable_true_multi_threading=True,
     )
-    acks = ray.data.from_arrow([group_block(plan, group) for group in groups]).map_batches(
+    acks = ray.data.from_arrow([pack(group_block(plan, group)) for group in groups]).map_batches(
         EngineActor,
         fn_constructor_args=(job, control),
-        batch_size=None,
+        batch_size=ROWS,
         batch_format="pyarrow",
         compute=strategy,
         **pool.takes,

@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from askmany.engine.request import StreamResult
+from askmany.pipeline.blocks import unpack
 from askmany.pipeline.control import Reporter
 from askmany.pipeline.failure import Failure
 from askmany.pipeline.worker import GroupWorker, Job
@@ -43,9 +44,9 @@ class EngineActor:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._preempted)
 
-    def __call__(self, block: pa.Table) -> pa.Table:
-        """A block of Ray Data in, one acknowledgement row out."""
-        return pa.table({"ack": [self.process(block)]})
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        """A packed group from Ray Data in, one acknowledgement row out."""
+        return pa.table({"ack": [self.process(unpack(batch))]})
 
     def process(self, block: pa.Table) -> str:
         """The acknowledgement of one group, or the failure."""

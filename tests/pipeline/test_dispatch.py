@@ -15,6 +15,7 @@ from askmany.engine.fake import fake_engine
 from askmany.pipeline import dispatch, engine_actor
 from askmany.pipeline.acks import Ack
 from askmany.pipeline.balance import CostModel, GroupLimits
+from askmany.pipeline.blocks import pack, unpack
 from askmany.pipeline.building import build_engine, build_preparer
 from askmany.pipeline.config import RunConfig
 from askmany.pipeline.dispatch import Pool, group_block, size_pool
@@ -47,7 +48,7 @@ def test_an_actor_answers_its_groups(tmp_path: Path) -> None:
     actor = EngineActor(job, None)
     assert actor.room_and_kind()[0] > 0
     assert actor.room_and_kind()[1] == "cpu"
-    acks = [Ack.load(actor(block).column("ack")[0].as_py()) for block in blocks]
+    acks = [Ack.load(actor(pack(block)).column("ack")[0].as_py()) for block in blocks]
     assert [ack.group for ack in acks] == [block.column("group")[0].as_py() for block in blocks]
     assert sum(ack.footer.statuses["ok"] for ack in acks) == 3
     assert not any(pa.types.is_dictionary(column.type) for column in blocks[0].schema)
@@ -113,6 +114,32 @@ def test_die_ends_the_process() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         die(ValueError("x"))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+
+
+def test_a_group_travels_whole_and_alone(tmp_path: Path) -> None:
+    _, (block, *_) = prepared(tmp_path)
+    packed = pack(block)
+    assert packed.num_rows == 1
+    assert unpack(packed).equals(block)
+    with pytest.raises(ValueError, match="a batch of 2 groups"):
+        unpack(pa.concat_tables([packed, packed]))
+
+
+def test_ray_data_is_asked_for_gpus_resources_and_labels_as_it_takes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_session: None
+) -> None:
+    """Ray Data checks what it is asked for when the data set is made; no GPU is needed to hear its refusal."""
+    job, _ = prepared(tmp_path)
+    opened = opened_run(tmp_path, [{"doc_id": "d", "text": "w1"}])
+    plan = make_plan(survey(opened).documents, 1.0, CostModel(), GroupLimits())
+    monkeypatch.setattr(dispatch, "batches", lambda acks: iter_nothing())
+    pool = Pool(2, 1.0, 1.0, {"disk": 0.5}, {"ray.io/accelerator-type": "in(A100,H200)"})
+    assert pool.takes["label_selector"] == {"ray.io/accelerator-type": "in(A100,H200)"}
+    assert list(dispatch.dispatch_ray_data(job, plan, plan.groups, pool)) == []
+
+
+def iter_nothing() -> Iterator[Any]:
+    yield from ()
 
 
 @pytest.mark.parametrize(
