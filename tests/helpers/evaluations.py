@@ -15,9 +15,8 @@ from askmany.pipeline.config import RunConfig
 from askmany.pipeline.eval_schedule import Schedule
 from askmany.pipeline.opening import open_run
 from askmany.pipeline.plan import make_plan, to_bytes
-from askmany.pipeline.planning import PlannedRun
+from askmany.pipeline.planning import PlannedRun, made_from
 from askmany.pipeline.result import RunResult, State, make_result, run_values
-from askmany.pipeline.resume import listing_hash
 from askmany.pipeline.run_file import write_run
 from askmany.pipeline.schema import Record, Status, to_table
 from tests.helpers.runs import run_config, survey
@@ -64,7 +63,7 @@ class Answerer:
             raise self.raises
         opened = open_run(config)
         plan = make_plan(survey(opened).documents, 1.0, CostModel(), GroupLimits())
-        opened.store.put(PLAN, to_bytes(plan, listing_hash(opened.files, config.input)))
+        opened.store.put(PLAN, to_bytes(plan, made_from(opened)))
         self.asked.append(sorted(plan.table.column("doc_id").to_pylist()))
         for group in plan.groups:
             ids = plan.rows(group).column("doc_id").to_pylist()
