@@ -17,7 +17,7 @@ from askmany.engine.known_models import KNOWN_MODELS
 from askmany.pipeline.commit import current_answers
 from askmany.pipeline.schema import STATUSES, count_statuses
 from askmany.pipeline.storage import ObjectStore
-from askmany.pipeline.summary import answer_table, printable, statuses
+from askmany.pipeline.summary import answer_table, document_label, printable, statuses
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def _print(rows: pa.Table, full: bool, console: Console) -> None:
         return
     for row in rows.to_pylist():
         said = row["answer"] if row["answer"] is not None else row["error"] or ""
-        for line in (f"{row['doc_id']} · {row['question_id']} · {row['status']}", row["question"] or "", said):
+        for line in (f"{document_label(row)} · {row['question_id']} · {row['status']}", row["question"] or "", said):
             console.print("\n".join(map(printable, line.split("\n"))), markup=False, highlight=False, soft_wrap=True)
         console.print()
 

@@ -7,7 +7,7 @@ its records are out of the answers, and come back without being asked again if t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
@@ -109,7 +109,7 @@ def _fill(store: ObjectStore, plan: Plan, group: Group, name: str, fingerprint: 
     return write_shard(store, table, describe(table, fingerprint, group.name, epoch, footer.attempt, usage))
 
 
-def put_aside(store: ObjectStore, plan: Plan, done: Mapping[str, Shard]) -> None:
+def put_aside(store: ObjectStore, plan: Plan, done: Collection[str]) -> None:
     """Move shards of earlier plans out of the answers, but those that a group not yet done is to be filled from."""
     former = read_former(store)
     if former is None:

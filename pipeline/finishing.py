@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from askmany.pipeline.attempts import FOLDER as ATTEMPTS
+from askmany.pipeline.carrying import put_aside
 from askmany.pipeline.commit import Manifest, Shard, seal
 from askmany.pipeline.export import write_jsonl
 from askmany.pipeline.heartbeat import State as RunState
@@ -61,6 +62,7 @@ def finish(launch: Launch, planned: PlannedRun, acks: Mapping[str, Shard], state
         state = "incomplete"
     result = _write(launch, planned, manifest, state)
     if manifest.complete:
+        put_aside(opened.store, plan, plan.records_by_group)
         opened.store.remove_folder(ATTEMPTS)
     if opened.config.output.format != "parquet":
         write_jsonl(opened.store, manifest, opened.config.output.sort)

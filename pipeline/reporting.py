@@ -20,6 +20,7 @@ from askmany.pipeline.ledger import read_ledger
 from askmany.pipeline.report import MAX_ROWS, ReportInput
 from askmany.pipeline.run_file import read_run
 from askmany.pipeline.storage import ObjectStore
+from askmany.pipeline.summary import document_label
 
 
 def gather(store: ObjectStore) -> ReportInput:
@@ -77,9 +78,9 @@ def _sample(store: ObjectStore) -> list[dict[str, Any]]:
     """The first answers of the first shard that can be read."""
     with contextlib.suppress(ConfigError, OSError, pa.ArrowException):
         for table in islice(current_answers(store), 1):
-            names = ["doc_id", "question", "question_id", "answer", "status", "error"]
+            names = ["doc_id", "question", "question_id", "answer", "status", "error", "flags"]
             rows: list[dict[str, Any]] = table.slice(0, MAX_ROWS).select(names).to_pylist()
-            return [{**row, "answer": _short(row["answer"]), "error": _short(row["error"])} for row in rows]
+            return [{**row, "doc_id": document_label(row), "answer": _short(row["answer"]), "error": _short(row["error"])} for row in rows]
     return []
 
 

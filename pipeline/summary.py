@@ -129,7 +129,13 @@ def answer_table(rows: pa.Table, width: int) -> Table:
 def _cells(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
     status = f"{row['status']} (length)" if row["status"] == "ok" and row["finish_reason"] == "length" else row["status"]
     said = row["answer"] if row["answer"] is not None else row["error"] or ""
-    return printable(row["doc_id"]), printable(row["question"] or row["question_id"]), printable(said), status
+    return printable(document_label(row)), printable(row["question"] or row["question_id"]), printable(said), status
+
+
+def document_label(row: Mapping[str, Any]) -> str:
+    """The document's id, and which chunk of how many where it was split: `report-7 [2/5]`."""
+    chunk = next((flag.partition(":")[2] for flag in row["flags"] or () if flag.startswith("chunk:")), "")
+    return f"{row['doc_id']} [{chunk}]" if chunk else str(row["doc_id"])
 
 
 def _widths(cells: Sequence[tuple[str, ...]], width: int) -> tuple[int, int, int, int]:

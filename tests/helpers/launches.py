@@ -3,6 +3,7 @@ and a kill at any write to the output."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,12 +21,13 @@ from askmany.pipeline import planning
 from askmany.pipeline.building import build_preparer
 from askmany.pipeline.commit import read_answers, read_manifest
 from askmany.pipeline.config_file import parse_config
-from askmany.pipeline.finishing import Launch, finish
+from askmany.pipeline.finishing import Launch, finish, launches
 from askmany.pipeline.lock import RunLock
-from askmany.pipeline.opening import open_run
-from askmany.pipeline.planning import How, plan_run, take_up
+from askmany.pipeline.opening import OpenedRun, open_run
+from askmany.pipeline.planning import How, PlannedRun, plan_run, take_up
 from askmany.pipeline.readers import Span
-from askmany.pipeline.result import RunResult
+from askmany.pipeline.result import RunResult, make_result, run_values
+from askmany.pipeline.run_file import write_run
 from askmany.pipeline.storage import ObjectStore
 from askmany.pipeline.survey import Survey, gather, pack_spans, survey_spans
 from askmany.pipeline.worker import GroupWorker, Job
@@ -96,17 +98,52 @@ def launch(values: Mapping[str, Any], asked: Asked, kill: int | None = None, die
         return _launch(values, asked, dies_after)
 
 
-def _launch(values: Mapping[str, Any], asked: Asked, dies_after: int | None) -> RunResult:
+def drained_launch(values: Mapping[str, Any], asked: Asked) -> list[str]:
+    """A launch that is told to stop at the second answer, which takes its time; the names of the results that it kept."""
+    with patch.object(planning, "run_survey", survey_here):
+        opened, lock, planned = _planned(values)
+        job = _job(opened, lock, planned, asked)
+        workers: list[GroupWorker] = []
+        answers: list[StreamResult] = []
+
+        def stop(result: StreamResult) -> None:
+            answers.append(result)
+            if len(answers) == 2:
+                workers[0].drain()
+                time.sleep(1.0)
+
+        workers.append(GroupWorker(job, _broken, stop))
+        try:
+            for group in planned.todo:
+                workers[0].process(group.name, planned.plan.rows(group))
+        finally:
+            workers[0].close()
+            lock.release()
+        return [name for name in opened.store.find("attempts") if name.endswith(".parquet")]
+
+
+def _planned(values: Mapping[str, Any]) -> tuple[OpenedRun, RunLock, PlannedRun]:
     opened = open_run(parse_config(values))
     lock = RunLock(opened.store, 60.0)
     lock.acquire("takeover")
     how = How(lock.epoch)
     planned = take_up(opened, how) or plan_run(opened, 1.0, build_preparer, how)
-    job = Job(opened.config, opened.fingerprint, lock.epoch, lambda c: CountingEngine(fake_engine(c.engine), asked), build_preparer)
-    job = Job(job.config, job.fingerprint, job.epoch, job.build_engine, job.build_preparer, sets=planned.plan.sets)
+    write_run(opened.store, run_values(opened, make_result(opened, planned, None, "running"), launches(opened)))
+    return opened, lock, planned
+
+
+def _job(opened: OpenedRun, lock: RunLock, planned: PlannedRun, asked: Asked) -> Job:
+    def engine(config: Any) -> Any:
+        return CountingEngine(fake_engine(config.engine), asked)
+
+    return Job(opened.config, opened.fingerprint, lock.epoch, engine, build_preparer, sets=planned.plan.sets)
+
+
+def _launch(values: Mapping[str, Any], asked: Asked, dies_after: int | None) -> RunResult:
+    opened, lock, planned = _planned(values)
     made = Launch(opened, lock, Console(quiet=True))
     if planned.todo:
-        worker = GroupWorker(job, _broken)
+        worker = GroupWorker(_job(opened, lock, planned, asked), _broken)
         try:
             for number, group in enumerate(planned.todo):
                 if number == dies_after:

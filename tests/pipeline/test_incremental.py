@@ -4,14 +4,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow.parquet as pq
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
+from askmany.jobs import gc
 from askmany.pipeline.commit import list_shards, read_manifest
 from askmany.pipeline.heartbeat import read_status
 from askmany.pipeline.run_file import read_run
 from askmany.pipeline.storage import ObjectStore
-from tests.helpers.launches import Asked, Killed, Stream, answers_of, launch
+from tests.helpers.launches import Asked, Killed, Stream, answers_of, drained_launch, launch
 from tests.helpers.runs import run_values, write_jsonl
 from tests.helpers.word_model import word_model
 
@@ -62,15 +66,15 @@ def cells(asked: Documents, shared: Questions, policy: str) -> dict[Any, Stream]
 
 
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(st.tuples(states, kills), min_size=2, max_size=4), st.sampled_from(sorted(POLICIES)))
+@given(st.lists(st.tuples(states, kills, st.booleans()), min_size=2, max_size=4), st.sampled_from(sorted(POLICIES)))
 def test_any_edits_and_kills_end_as_a_fresh_run_and_ask_what_is_new(
-    steps: list[tuple[tuple[Documents, Questions], list[int]]], policy: str
+    steps: list[tuple[tuple[Documents, Questions], list[int], bool]], policy: str
 ) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         word_model(folder / "model")
         known: set[Any] = set()
-        for number, ((asked, shared), deaths) in enumerate(steps):
+        for number, ((asked, shared), deaths, clean) in enumerate(steps):
             heard = Asked()
             values = values_of(folder, asked, shared, "out", long_documents=POLICIES[policy])
             for kill in deaths:
@@ -89,6 +93,11 @@ def test_any_edits_and_kills_end_as_a_fresh_run_and_ask_what_is_new(
             wanted = cells(asked, shared, policy)
             new = {stream for cell, stream in wanted.items() if cell not in known}
             known |= set(wanted)
+            if clean:  # what is out of the answers is gone then
+                gc.main(ObjectStore(str(folder / "out"), {}), Console(quiet=True))
+                assert not [path for path in (folder / "out").rglob("*") if path.is_file() and "former" in str(path.relative_to(folder))]
+                check_output(folder / "out")
+                known = set(wanted)
             if policy == "truncate_tail":  # what is left of a document depends on all its questions
                 assert new <= set(heard.streams)
                 continue
@@ -96,6 +105,37 @@ def test_any_edits_and_kills_end_as_a_fresh_run_and_ask_what_is_new(
             if not deaths:
                 long = 0 if policy == "error" else sum(asked[doc_id][0] == 3 for doc_id, _ in new)
                 assert heard.streams.total() == len(new) + long * (CHUNKS - 1)
+
+
+def test_what_a_draining_worker_kept_is_carried_over(tmp_path: Path) -> None:
+    """Its group is never committed under that name: a question more makes other groups."""
+    held: Documents = {doc_id: (1 + number % 2, ()) for number, doc_id in enumerate(IDS)}
+    one_at_a_time = {"engine": {"backend": "fake", "max_rows": 1}, "output": {"uri": str(tmp_path / "out")}}
+    heard = Asked()
+    kept = drained_launch({**values_of(tmp_path, held, {"q1": 0}, "out"), **one_at_a_time}, heard)
+    assert kept
+    answered = {row["doc_id"] for name in kept for row in pq.read_table(tmp_path / "out" / name).to_pylist()}
+    assert 0 < len(answered) < len(IDS)
+    heard.streams.clear()
+    result = launch({**values_of(tmp_path, held, {"q1": 0, "q2": 1}, "out"), **one_at_a_time}, heard)
+    assert set(heard.streams) == {(doc_id, "q2") for doc_id in IDS} | {(doc_id, "q1") for doc_id in set(IDS) - answered}
+    assert (result.records, result.documents) == (12, 6)
+    check_output(tmp_path / "out")
+
+
+def test_an_object_that_is_lost_is_asked_again(tmp_path: Path) -> None:
+    """A shard whose records were to be carried over, harmed between plan and fill."""
+    held: Documents = dict.fromkeys(IDS, (1, ()))
+    launch(values_of(tmp_path, held, {"q1": 0, "q2": 0}, "out"), Asked())
+    values, heard = values_of(tmp_path, held, {"q1": 0}, "out"), Asked()
+    with pytest.raises(Killed):
+        launch(values, heard, kill=3)  # dead letters, former plan, plan
+    there = sorted((tmp_path / "out" / "answers").glob("*.parquet"))
+    there[0].write_bytes(b"half a shard")
+    launch(values, heard)
+    assert len(answers_of(tmp_path / "out")) == 6
+    assert 0 < heard.streams.total() <= 2
+    check_output(tmp_path / "out")
 
 
 def check_output(output: Path) -> None:

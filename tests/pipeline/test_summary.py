@@ -10,7 +10,18 @@ from rich.console import Console
 from askmany.pipeline.commit import Manifest
 from askmany.pipeline.result import RunResult
 from askmany.pipeline.schema import Record, to_table
-from askmany.pipeline.summary import answer_table, figures, kv_element_bytes, many, print_summary, printable, size, statuses, waves
+from askmany.pipeline.summary import (
+    answer_table,
+    document_label,
+    figures,
+    kv_element_bytes,
+    many,
+    print_summary,
+    printable,
+    size,
+    statuses,
+    waves,
+)
 from tests.helpers.runs import opened_run, run_config, survey
 
 
@@ -123,3 +134,8 @@ def test_waves_and_kv_bytes(tmp_path: Path) -> None:
     assert kv_element_bytes(opened) == 4
     half = opened_run(tmp_path, [{"doc_id": "a", "text": "w1"}], engine={"dtype": "bfloat16"})
     assert kv_element_bytes(half) == 2
+
+
+def test_a_chunk_is_told_apart() -> None:
+    assert document_label({"doc_id": "a", "flags": ["seen:1"]}) == "a"
+    assert document_label({"doc_id": "a", "flags": ["seen:1", "chunk:2/5", "chunk_chars:10-20"]}) == "a [2/5]"
