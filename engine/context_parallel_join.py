@@ -13,7 +13,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from askmany.engine.context_parallel import Groups
 from askmany.kernels.rank_group import RankGroup
 
-TIMEOUT_S = 1800.0  # of one exchange: a step over a long document takes its time on a CPU
+TIMEOUT_S = 1800.0  # of one exchange of tensors: a step over a long document takes its time on a CPU
+IDLE_S = 7 * 86_400.0  # followers wait so long for the leader's next step; a leader that is gone is noticed at once
 
 
 class MeetingPlace:
@@ -37,5 +38,5 @@ def join(host: str, port: int, rank: int, ranks: int, device: Literal["auto", "c
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
     everyone = list(range(ranks))
     data = dist.new_group(everyone, timeout=timeout, backend="nccl" if cuda else "gloo")
-    control = dist.new_group(everyone, timeout=timeout, backend="gloo")
+    control = dist.new_group(everyone, timeout=timedelta(seconds=IDLE_S), backend="gloo")
     return Groups(RankGroup(everyone, data), RankGroup(everyone, control))

@@ -88,6 +88,7 @@ def model_cell(
     single = Groups(*(_single() for _ in range(2)))
     if fits_one and groups.data.rank == 0:
         row["alone"] = _measured(_leader(model, cell, cell.rank_tokens, single, None), cell, device)
+        _free(device)
     groups.control.agree([0.0])
     ranks = groups.data.size
     each = cell.rank_tokens if fits_one else -(-cell.rank_tokens * 5 // (ranks * 4 * 16)) * 16

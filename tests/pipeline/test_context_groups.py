@@ -96,6 +96,19 @@ def test_groups_behind_ray_data(tmp_path: Path, ranks: int) -> None:
     assert refused == {"long"}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("ray_session")
+def test_a_latency_bound_sends_documents_to_groups_that_hand_them_over(tmp_path: Path) -> None:
+    """One worker could hold it, but its prefill is to be shared: all ranks prefill, one of them answers."""
+    alone = answers_alone(tmp_path)
+    bound = {"context_ranks": 2, "context_above_tokens": 100, "dispatch": "direct"}
+    result = run(values(tmp_path, "out", {"kv_tokens": 1024}, bound))
+    assert answers(result) == alone
+    assert result.usage["handed_over_documents"] == 1
+    assert result.usage["sections_local"] > 0
+
+
 @pytest.mark.usefixtures("ray_session")
 def test_long_documents_stand_apart(tmp_path: Path) -> None:
     """Groups of the plan hold short or long documents, never both; without groups of ranks they mix."""
