@@ -8,6 +8,7 @@ Letters: N ranks, M sampled rows, V vocabulary.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,8 @@ from askmany.kernels.block_attention import BlockAttention
 from askmany.kernels.rank_group import RankGroup
 from askmany.kernels.ring_choice import Choice, Rules
 from askmany.kernels.ring_measure import calibrated
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class Tally:
     handed_over: int = 0
 
     def add(self, choice: Choice) -> None:
+        if (choice.way, choice.rule) not in self.sections:
+            logger.info("attention by %s, chosen by %s: %s", choice.way, choice.rule, choice.reason)
         self.sections[choice.way, choice.rule] += 1
         self.reasons[choice.way, choice.rule] = choice.reason
 
