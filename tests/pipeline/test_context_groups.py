@@ -18,7 +18,6 @@ from askmany.pipeline.dispatch import Pool, group_block
 from askmany.pipeline.long_documents import long_above
 from askmany.pipeline.opening import open_run
 from askmany.pipeline.plan import make_plan
-from askmany.pipeline.planning import plan_run
 from askmany.pipeline.result import RunResult
 from askmany.pipeline.run import run
 from askmany.pipeline.worker import GroupWorker, Job
@@ -109,7 +108,6 @@ def test_a_latency_bound_sends_documents_to_groups_that_hand_them_over(tmp_path:
     assert result.usage["sections_local"] > 0
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_long_documents_stand_apart(tmp_path: Path) -> None:
     """Groups of the plan hold short or long documents, never both; without groups of ranks they mix."""
     rows = [{"doc_id": name, "text": words(size)} for name, size in SIZES.items()]
@@ -117,7 +115,7 @@ def test_long_documents_stand_apart(tmp_path: Path) -> None:
     opened = opened_run(tmp_path, rows, CONTEXT, engine=engine, workers={"context_ranks": 2})
     bound = long_above(opened.config, opened.preparer)
     assert bound == ROOM - 2 - 2 - 3 * 4  # question and answer, and three pages of 4
-    plan = plan_run(opened, 1.0, build_preparer, keep=False).plan
+    plan = make_plan(survey(opened).documents, 1.0, CostModel(), GroupLimits(apart_tokens=bound))
     assert plan.groups[-1].longest_tokens == 180
     assert [group.longest_tokens for group in plan.groups[:-1] if group.longest_tokens > bound] == []
     assert plan.rows(plan.groups[-1]).column("doc_id").to_pylist() == ["long"]
