@@ -22,6 +22,8 @@ from tests.helpers.recorded import RecordingCapturer
 from tests.helpers.tiny_models import random_model
 from tests.helpers.torch_engines import Key, poisoned_engine
 
+pytestmark = pytest.mark.timeout(300)
+
 
 class FakeSpace:
     """Remembers what it was asked."""
@@ -138,6 +140,26 @@ def test_replayed_steps_equal_the_passes(layout: str, monkeypatch: pytest.Monkey
     assert len(capturer.recorders) == 1
     assert capturer.recorders[0].kernels > 5
     assert sum(steps._graphs._wanted.values()) >= 8  # all decode steps went through the graph
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="interpreted kernels alone can be recorded")
+def test_steps_with_chunks_and_tails_are_replayed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of several rows, fewer wanted rows than places, steps that ask for nothing: one recording serves all of them."""
+    monkeypatch.setattr("askmany.engine.space.store", launch_store)
+    monkeypatch.setattr("askmany.engine.space_makers.MIXED_ROWS", (16,))
+    monkeypatch.setattr("askmany.engine.graphs.PATIENCE_FIRST", 0)
+    rng = random.Random(4)
+    questions = tuple(Question(f"q{i}", tokens(rng, 1 + 2 * i), Sampling(2 + i)) for i in range(2))
+    model, config = TransformersModel(random_model(CONFIGS["mqa"])), config_of("split", max_rows=4, streams=4)
+    capturer, results = RecordingCapturer(), []
+    kernels = kernel_engine(model, config, capturer)
+    for engine in (kernels, poisoned_engine(model, config)):
+        for number in range(2):
+            engine.submit(Document(f"d{number}", (tokens(random.Random(5), 3), tokens(random.Random(number), 9)), questions))
+        results.append({(result.document_key, result.question_id): result for result in engine.drain()})
+    same(*results)
+    assert [bucket.decode for bucket in kernels.executor.steps.capture_s] == [False]  # type: ignore[attr-defined]
+    assert kernels.executor.steps._eager is None  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="interpreted kernels alone can be recorded")

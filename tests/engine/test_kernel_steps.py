@@ -24,7 +24,10 @@ from tests.helpers.kernel_engines import CONFIGS, kernel_engine, reference_chunk
 from tests.helpers.tiny_models import random_model
 from tests.helpers.torch_engines import Key, poisoned_engine
 
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="interpreted kernels alone run on a CPU")
+pytestmark = [
+    pytest.mark.skipif(not INTERPRETED, reason="interpreted kernels alone run on a CPU"),
+    pytest.mark.timeout(300),
+]
 LAYOUTS = ("split", "interleaved")
 
 

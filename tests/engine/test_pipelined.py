@@ -23,6 +23,8 @@ from tests.helpers.kernel_engines import CONFIGS, kernel_engine
 from tests.helpers.tiny_models import VOCABULARY, random_model
 from tests.helpers.torch_engines import Key, poisoned_engine
 
+pytestmark = pytest.mark.timeout(300)
+
 
 class _Pending:
     def __init__(self, collect: Callable[[], list[Sampled]], ahead: bool) -> None:
