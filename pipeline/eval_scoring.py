@@ -68,8 +68,9 @@ def _documents(store: ObjectStore) -> Iterator[tuple[str, str, str]]:
     if before is None:
         raise ConfigError(f"{store.uri}: its plan cannot be read; was it removed?")
     table = before[0].table
-    columns = (table.column(name).cast(pa.string()).to_pylist() for name in ("doc_id", "uri", "content_hash"))
-    yield from zip(*columns, strict=True)
+    ids, uris = (table.column(name).cast(pa.string()).to_pylist() for name in ("doc_id", "uri"))
+    hashes = (value.hex() for value in table.column("content_hash").to_pylist())
+    yield from zip(ids, uris, hashes, strict=True)
 
 
 def _answers(store: ObjectStore, contents: Mapping[str, str]) -> Iterator[pa.Table]:

@@ -26,6 +26,7 @@ from askmany.pipeline.cells import Sets
 from askmany.pipeline.documents import WHOLE_FILE, Locator
 
 Ints = NDArray[np.int64]
+ROW_GROUP = 1 << 16  # a row group is encoded in memory before it is written
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 DOCUMENTS = pa.schema(
@@ -36,21 +37,22 @@ DOCUMENTS = pa.schema(
         pa.field("start", pa.int64(), nullable=False),
         pa.field("length", pa.int64(), nullable=False),
         pa.field("line", pa.int64(), nullable=False),
-        pa.field("content_hash", pa.string(), nullable=False),
+        pa.field("content_hash", pa.binary(16), nullable=False),
         pa.field("prompt", pa.int64(), nullable=False),
-        pa.field("document_tokens", pa.int64(), nullable=False),
-        pa.field("longest_tokens", pa.int64(), nullable=False),
-        pa.field("chunks", pa.int64(), nullable=False),
-        pa.field("questions", pa.int64(), nullable=False),
-        pa.field("question_tokens", pa.int64(), nullable=False),
-        pa.field("answer_tokens", pa.int64(), nullable=False),
-        pa.field("answerable", pa.int64(), nullable=False),
+        pa.field("document_tokens", pa.int32(), nullable=False),
+        pa.field("longest_tokens", pa.int32(), nullable=False),
+        pa.field("chunks", pa.int32(), nullable=False),
+        pa.field("questions", pa.int32(), nullable=False),
+        pa.field("question_tokens", pa.int32(), nullable=False),
+        pa.field("answer_tokens", pa.int32(), nullable=False),
+        pa.field("answerable", pa.int32(), nullable=False),
         pa.field("shared", _NAME, nullable=False),
         pa.field("own_questions", pa.list_(pa.string())),
         pa.field("own_identities", pa.list_(pa.int64())),
     ]
 )
 PLAIN_DOCUMENTS = pa.schema([pa.field(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in DOCUMENTS])
+_SUMMED = (("document_tokens", np.int64), ("cost", np.float64))
 _OF_GROUPS = (("cost", pa.float64(), False), ("group", _NAME, False), ("source", _NAME, True), ("home", pa.bool_(), False))
 PLANNED = pa.schema([*DOCUMENTS, *(pa.field(name, kind, nullable=nullable) for name, kind, nullable in _OF_GROUPS)])
 """`prompt`: the identity of the document's prompt (see `preparing`). `longest_tokens`: of its longest chunk; `document_tokens`: of all its
@@ -186,7 +188,7 @@ def from_table(table: pa.Table, sets: Sets) -> Plan:
     codes = column.indices.to_numpy()
     starts = np.concatenate([[0], np.flatnonzero(codes[1:] != codes[:-1]) + 1])
     stops = np.concatenate([starts[1:], [table.num_rows]])
-    sums = {name: np.add.reduceat(table.column(name).to_numpy(), starts).tolist() for name in ("document_tokens", "cost")}
+    sums = {name: np.add.reduceat(table.column(name).to_numpy(), starts, dtype=kind).tolist() for name, kind in _SUMMED}
     records = np.add.reduceat(_records(table), starts).tolist()
     longest = np.maximum.reduceat(table.column("longest_tokens").to_numpy(), starts).tolist()
     homes = np.add.reduceat(table.column("home").to_numpy().astype(np.int64), starts).tolist()
@@ -233,7 +235,7 @@ def planned_documents(rows: pa.Table, sets: Sets) -> Iterator[PlannedDocument]:
     """The documents of some plan rows; `sets` must hold every set of shared questions that they name."""
     for row in rows.to_pylist():
         asked = (*(question_id for question_id, _ in sets[row["shared"]]), *(row["own_questions"] or ()))
-        yield PlannedDocument(row["doc_id"], _locator(row), row["content_hash"], asked, row["chunks"])
+        yield PlannedDocument(row["doc_id"], _locator(row), row["content_hash"].hex(), asked, row["chunks"])
 
 
 def _locator(row: Mapping[str, object]) -> Locator:
@@ -247,7 +249,7 @@ def _floats(table: pa.Table, column: str) -> Floats:
 
 def _records(table: pa.Table) -> Ints:
     """Records of each row: one for each question and chunk."""
-    found: Ints = table.column("questions").to_numpy() * table.column("chunks").to_numpy()
+    found: Ints = table.column("questions").to_numpy() * table.column("chunks").to_numpy().astype(np.int64)
     return found
 
 
@@ -257,15 +259,15 @@ def plain_table(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema(fields))
 
 
-def to_bytes(plan: Plan, listing: str) -> bytes:
+def to_bytes(plan: Plan, listing: str) -> memoryview:
     """The plan's file; `listing` tells what it was made from (see `resume.listing_hash`)."""
-    sink = io.BytesIO()
+    sink = pa.BufferOutputStream()
     metadata = {b"listing": listing.encode(), b"sets": json.dumps(plan.sets).encode()}
-    pq.write_table(plan.table.replace_schema_metadata(metadata), sink, compression="zstd")
-    return sink.getvalue()
+    pq.write_table(plan.table.replace_schema_metadata(metadata), sink, compression="zstd", row_group_size=ROW_GROUP)
+    return memoryview(sink.getvalue())
 
 
-def from_bytes(data: bytes) -> tuple[Plan, str]:
+def from_bytes(data: bytes | memoryview) -> tuple[Plan, str]:
     """A plan and its listing hash from its file. Raises pa.ArrowException or KeyError when it is none."""
     table = pq.read_table(io.BytesIO(data), read_dictionary=["uri", "format", "shared", "group", "source"])
     metadata = table.schema.metadata or {}

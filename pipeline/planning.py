@@ -77,14 +77,17 @@ def plan_run(opened: OpenedRun, speed: float, build_preparer: Callable[[RunConfi
     if before and how.epoch is not None:
         put_aside(opened.store, before[0], done)
     sources, sets = find_sources(opened.store, before[0], done, opened.fingerprint) if before else ([], {})
-    wanted = Wanted(survey.documents, opened.preparer.shared_asks)
     costs = learn(read_ledger(opened.store), before[0]) if before else Costs()
-    found = replan(wanted, sources, sets, speed, costs.model, limits)
     if how.epoch is not None:
         opened.store.put(DEAD_LETTERS, dead_letter_lines(survey.dead_letters, survey.unasked))
+    wanted, letters, unasked = Wanted(survey.documents, opened.preparer.shared_asks), len(survey.dead_letters), survey.unasked
+    del survey  # with `wanted`, as large as the plan
+    found = replan(wanted, sources, sets, speed, costs.model, limits)
+    del wanted
+    if how.epoch is not None:
         write_former(opened.store, found.former, sets)
         opened.store.put(PLAN, to_bytes(found.plan, made_from(opened)))
-    return _planned(opened, found.plan, len(survey.dead_letters), survey.unasked, how, costs)
+    return _planned(opened, found.plan, letters, unasked, how, costs)
 
 
 def made_from(opened: OpenedRun) -> str:

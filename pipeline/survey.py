@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -105,7 +107,7 @@ def _found(item: SourceDocument | DeadLetter, preparer: Preparer) -> dict[str, o
         return {**place, "doc_id": item.doc_id, "reason": str(error)}
     except Exception as error:  # whatever one document does to the tokenizer, the survey goes on
         return {**place, "doc_id": item.doc_id, "reason": f"{type(error).__name__}: {error}"}
-    return place | {"doc_id": item.doc_id, "content_hash": item.content_hash} | _sizes(parts, preparer)
+    return place | {"doc_id": item.doc_id, "content_hash": bytes.fromhex(item.content_hash)} | _sizes(parts, preparer)
 
 
 def _sizes(parts: Sequence[PreparedDocument], preparer: Preparer) -> dict[str, object]:
@@ -144,21 +146,55 @@ def run_survey(spans: Sequence[Span], config: RunConfig, build_preparer: Callabl
         return survey_spans(block, config.input, build_preparer(config))
 
     found = ray.data.from_arrow(blocks).map_batches(task, batch_size=None, batch_format="pyarrow", num_cpus=1)
-    return gather(list(batches(found)), config.input)
+    with closing(batches(found)) as tables:
+        return gather(tables, config.input)
 
 
-def gather(tables: Sequence[pa.Table], columns: InputConfig) -> Survey:
-    """One survey out of the tasks' rows, in input order whatever order they came in."""
-    rows = pa.concat_tables([table.cast(FOUND) for table in tables]) if tables else FOUND.empty_table()
-    rows = rows.take(pc.sort_indices(rows, sort_keys=[("uri", "ascending"), ("start", "ascending"), ("length", "ascending")]))
-    bad = rows.filter(pc.is_valid(rows.column("reason")))
-    for row in bad.to_pylist():
+def gather(tables: Iterable[pa.Table], columns: InputConfig) -> Survey:
+    """One survey out of the tasks' rows (schema `FOUND`), in input order whatever order they came in."""
+    parts, bad = [SURVEYED.empty_table()], []
+    for table in tables:
+        if table.column("reason").null_count < table.num_rows:
+            bad += table.filter(pc.is_valid(table.column("reason"))).to_pylist()
+            table = table.filter(pc.is_null(table.column("reason")))
+        parts.append(_own(table.select(SURVEYED.names).cast(SURVEYED)))
+    bad.sort(key=lambda row: (row["uri"], row["start"], row["length"]))
+    for row in bad:
         if row["refused"]:
             raise ConfigError(row["reason"])
-    letters = tuple(_exact_line(_dead_letter(row), columns) for row in bad.to_pylist())
-    documents = rows.filter(pc.is_null(rows.column("reason"))).select(SURVEYED.names).slice(0, columns.limit)
-    asked = documents.filter(pc.greater(documents.column("questions"), 0))
-    return Survey(asked.cast(SURVEYED), letters, documents.num_rows - asked.num_rows)
+    letters = tuple(_exact_line(_dead_letter(row), columns) for row in bad)
+    documents = in_input_order(_joined(parts)).slice(0, columns.limit)
+    asked = documents.filter(pc.greater(documents.column("questions"), 0)) if _unasked(documents) else documents
+    pa.default_memory_pool().release_unused()
+    return Survey(asked, letters, documents.num_rows - asked.num_rows)
+
+
+def _joined(parts: list[pa.Table]) -> pa.Table:
+    """The parts as one table; the list is emptied, so that they go when the table does."""
+    table = pa.concat_tables(parts).unify_dictionaries()
+    parts.clear()
+    return table
+
+
+def in_input_order(documents: pa.Table) -> pa.Table:
+    """Rows (schema `SURVEYED`) by file and place. A column at a time, each freed when its copy is there: a driver may have millions."""
+    uris = documents.column("uri").combine_chunks()
+    ranks = np.argsort(np.argsort(np.array(uris.dictionary.to_pylist(), dtype=object))) if len(uris.dictionary) else np.zeros(0, dtype=int)
+    keys = [documents.column(name).to_numpy() for name in ("length", "start")]
+    order = pa.array(np.lexsort([*keys, ranks[uris.indices.to_numpy()]]))
+    del uris, keys
+    for index, field in enumerate(SURVEYED):
+        documents = documents.set_column(index, field, documents.column(index).take(order).combine_chunks())
+    return documents
+
+
+def _own(table: pa.Table) -> pa.Table:
+    """The same rows in this process's memory: a block of the object store lives as long as a column of it is in use."""
+    return table.take(pa.array(np.arange(table.num_rows)))
+
+
+def _unasked(documents: pa.Table) -> bool:
+    return bool(documents.num_rows) and pc.min(documents.column("questions")).as_py() == 0
 
 
 def _dead_letter(row: dict[str, object]) -> DeadLetter:
