@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,15 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from askmany.pipeline.balance import CostModel, Floats
 
 POLL_S = 0.1
+WEIGH_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What one launch was: times in seconds since 1970, the driver's peak resident bytes and CPU seconds, objects that it opened before
+    """What one launch was: times in seconds since 1970, the driver's peak memory (see `Weigher`) and CPU seconds, objects opened before
     work was handed out."""
 
     state: str
@@ -77,6 +80,25 @@ def _start(config: Mapping[str, Any], changes: Changes) -> subprocess.Popen[str]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=whole, start_new_session=True)
 
 
+class Weigher:
+    """The peak of this process's own memory (anonymous resident bytes: neither the object store's nor files'), looked at often."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="weigher", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(WEIGH_S):
+            line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+            self.peak_bytes = max(self.peak_bytes, int(line.split()[1]) * 1024)
+
+
 def _child(config: Mapping[str, Any], changes: Changes) -> Launched:
     """The launch itself, in this process."""
     from askmany.pipeline import dispatch, run
@@ -97,13 +119,16 @@ def _child(config: Mapping[str, Any], changes: Changes) -> Launched:
 
         return read
 
+    pa.set_memory_pool(pa.system_memory_pool())  # as the command line does
+    weigher = Weigher()
     setattr(run, "dispatch", noted_dispatch)  # noqa: B010
     ObjectStore.open, ObjectStore.get = noted(real_open), noted(real_get)  # type: ignore[method-assign]
     if changes.input_order:
         setattr(CostModel, "estimate", _equal)  # noqa: B010
     result = run.run(config, build_engine=_named(changes.engine), build_preparer=_named(changes.preparer))
+    weigher.stop()
     used = resource.getrusage(resource.RUSAGE_SELF)
-    return Launched(result.state, started_at, seen[0], time.time(), used.ru_maxrss * 1024, used.ru_utime + used.ru_stime, tuple(opened))
+    return Launched(result.state, started_at, seen[0], time.time(), weigher.peak_bytes, used.ru_utime + used.ru_stime, tuple(opened))
 
 
 def _equal(model: CostModel, prompt_tokens: Floats, answer_tokens: Floats) -> Floats:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+import pyarrow as pa
 import typer
 from rich.console import Console
 
@@ -49,6 +50,12 @@ Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", he
 Waiting = Annotated[IfRunning, typer.Option("--if-running", help="When another run holds the output: fail, wait, or take it over.")]
 Again = Annotated[bool, typer.Option("--retry-errors", help="Try documents whose records are errors again.")]
 Model = Annotated[str | None, typer.Option("--model", help="A known name, a local folder or a hub id.")]
+
+
+@app.callback()
+def settings() -> None:
+    """What holds for a whole process: freed Arrow memory goes back to the system, since a driver lives as long as its run."""
+    pa.set_memory_pool(pa.system_memory_pool())
 
 
 @app.command()

@@ -96,7 +96,8 @@ def dispatch_ray_data(job: Job, plan: Plan, groups: Sequence[Group], pool: Pool,
         max_concurrent_calls_per_actor=CALLS_AT_ONCE,
         enable_true_multi_threading=True,
     )
-    acks = ray.data.from_arrow([pack(group_block(plan, group)) for group in groups]).map_batches(
+    rows: list[Any] = [ray.put(pack(group_block(plan, group))) for group in groups]  # one at a time: together they are a second plan
+    acks = ray.data.from_arrow_refs(rows).map_batches(
         EngineActor,
         fn_constructor_args=(job, control),
         batch_size=ROWS,

@@ -1,5 +1,6 @@
 """The plan: all documents, named groups, nothing of their text."""
 
+import hashlib
 import random
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def row(doc_id: str, tokens: int = 10, **values: Any) -> dict[str, Any]:
         "start": 0,
         "length": 5,
         "line": 1,
-        "content_hash": f"hash-{doc_id}",
+        "content_hash": hashlib.md5(doc_id.encode()).digest(),
         "prompt": 7,
         "document_tokens": tokens,
         "longest_tokens": tokens,
@@ -133,6 +134,6 @@ def test_the_plan_holds_no_text(tmp_path: Path) -> None:
 
 def test_memory_of_a_planned_document_is_bounded() -> None:
     count = 20_000
-    rows = [row(f"document-{i:08d}", i % 3000, content_hash=f"{i:032x}", start=i * 5000) for i in range(count)]
+    rows = [row(f"document-{i:08d}", i % 3000, content_hash=i.to_bytes(16), start=i * 5000) for i in range(count)]
     made = plan(rows)
     assert made.table.nbytes / count < 250
