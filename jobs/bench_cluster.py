@@ -1,4 +1,4 @@
-"""What a second GPU brings to a run, and what losing a worker costs it: whole runs through `askmany.run` and Ray, paired in one session.
+"""What a second GPU brings to a run, and what losing a worker costs it: whole runs through `askmany.run` and Ray, paired in one sitting.
 
     python -m askmany.jobs.bench_cluster --shape qwen2.5-7b --backend sglang --output out/bench-cluster
 

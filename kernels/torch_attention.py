@@ -8,6 +8,9 @@ dim.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -25,11 +28,24 @@ def planned_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Attenti
     dtype = torch.promote_types(q.dtype, torch.float32)
     out = torch.zeros(q.shape, dtype=dtype, device=q.device)
     lse = torch.full(q.shape[:2], float("-inf"), dtype=dtype, device=q.device)
-    for own in plan.own:
-        _write(own, q, k_cache, v_cache, scale, out, lse)
-    for shared in plan.shared:
-        _merge(shared, q, k_cache, v_cache, scale, plan.row_block, out, lse)
+    with _one_thread() if plan.row_block is not None and q.device.type == "cpu" else nullcontext():
+        for own in plan.own:
+            _write(own, q, k_cache, v_cache, scale, out, lse)
+        for shared in plan.shared:
+            _merge(shared, q, k_cache, v_cache, scale, plan.row_block, out, lse)
     return out, lse
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """PyTorch's CPU attention in this thread alone: its other threads' buffers are aligned differently, and on some processors (measured on
+    an AMD EPYC) the last bit of a matrix product goes by that."""
+    kept = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(kept)
 
 
 def _write(own: OwnPass, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, out: Tensor, lse: Tensor) -> None:

@@ -54,8 +54,15 @@ def plain(request: pytest.FixtureRequest) -> PreTrainedModel:
     return random_model(CONFIGS[request.param])
 
 
-@pytest.mark.parametrize("chunks", ["own", "vendor"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "chunks"),
+    [
+        ("split", "vendor"),
+        ("interleaved", "own"),
+        pytest.param("split", "own", marks=pytest.mark.slow),
+        pytest.param("interleaved", "vendor", marks=pytest.mark.slow),
+    ],
+)
 def test_answers_are_those_of_the_passes(plain: PreTrainedModel, layout: str, chunks: str) -> None:
     """Documents in chunks, tails and decode rows in one step, a shared instruction, late arrivals; with and without a prefill kernel."""
     rng = random.Random(f"{layout} {chunks}")
@@ -79,6 +86,7 @@ def refuse_passes(executor: Any) -> None:
     executor._passes = passes  # type: ignore[method-assign,assignment]
 
 
+@pytest.mark.slow
 def test_label_trees_go_through_the_passes_and_single_labels_through_the_kernels() -> None:
     model = TransformersModel(random_model(CONFIGS["gqa"]))
     single, tree = label_trie(["a", "b"], [(3,), (4,)], None), label_trie(["a", "b"], [(3, 5), (3, 6)], None)
@@ -101,6 +109,7 @@ def test_label_trees_go_through_the_passes_and_single_labels_through_the_kernels
     same(run(kernel_engine(model, config), *asked), run(poisoned_engine(model, config), *asked))
 
 
+@pytest.mark.slow
 def test_temperatures_draw_what_the_passes_draw() -> None:
     model = TransformersModel(random_model(CONFIGS["gqa"]))
     questions = tuple(Question(f"q{i}", (5 + i, 6), Sampling(3, temperature=0.8 * (i % 2), seed=i)) for i in range(3))

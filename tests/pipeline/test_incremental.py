@@ -65,11 +65,27 @@ def cells(asked: Documents, shared: Questions, policy: str) -> dict[Any, Stream]
     return found
 
 
-@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(st.tuples(states, kills, st.booleans()), min_size=2, max_size=4), st.sampled_from(sorted(POLICIES)))
-def test_any_edits_and_kills_end_as_a_fresh_run_and_ask_what_is_new(
-    steps: list[tuple[tuple[Documents, Questions], list[int], bool]], policy: str
-) -> None:
+EDITS = st.lists(st.tuples(states, kills, st.booleans()), min_size=2, max_size=4)
+Steps = list[tuple[tuple[Documents, Questions], list[int], bool]]
+
+
+@pytest.mark.timeout(600)
+@settings(deadline=None, max_examples=3, suppress_health_check=[HealthCheck.too_slow])
+@given(EDITS, st.sampled_from(sorted(POLICIES)))
+def test_any_edits_and_kills_end_as_a_fresh_run_and_ask_what_is_new(steps: Steps, policy: str) -> None:
+    edit_and_compare(steps, policy)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(EDITS, st.sampled_from(sorted(POLICIES)))
+def test_many_edits_and_kills(steps: Steps, policy: str) -> None:
+    edit_and_compare(steps, policy)
+
+
+def edit_and_compare(steps: Steps, policy: str) -> None:
+    """Launch after every edit, with deaths between; the output must be a fresh run's, and only new streams asked."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         word_model(folder / "model")
