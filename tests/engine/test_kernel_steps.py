@@ -28,7 +28,6 @@ pytestmark = [
     pytest.mark.skipif(not INTERPRETED, reason="interpreted kernels alone run on a CPU"),
     pytest.mark.timeout(300),
 ]
-LAYOUTS = ("split", "interleaved")
 
 
 def config_of(layout: str, **values: Any) -> EngineConfig:
