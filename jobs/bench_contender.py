@@ -22,6 +22,7 @@ from askmany.jobs.bench_shapes import vocabulary
 
 WARM_UP = -1  # the seed whose time does not count
 CALIBRATION = -2
+RUN_TO_COMPLETION = "run-to-completion"
 MARK = "BENCH "  # before each object; libraries print, too
 
 
@@ -42,7 +43,7 @@ class Contender(Protocol):
 
 
 def make(job: dict[str, Any], cells: list[Cell]) -> Contender:
-    """The contender that a job names: split, interleaved, transformers, or stock-BACKEND."""
+    """The contender that a job names: split, interleaved, run-to-completion (interleaved so), transformers, or stock-BACKEND."""
     name, folder = job["contender"], Path(job["folder"])
     context = max(cell.document_tokens + cell.question_tokens + cell.most_tokens for cell in cells) + 1
     rows = max(min(cell.documents * cell.questions, job["max_rows"]) for cell in cells)
@@ -56,6 +57,8 @@ def make(job: dict[str, Any], cells: list[Cell]) -> Contender:
         return PlainContender(folder, job["random_weights"])
     model = load_ours(folder, torch.device(job["device"]), context, job["random_weights"], job["setup"].get("deterministic", False))
     values = {"layout": name, "max_rows": job["max_rows"]} | job["setup"]
+    if name == RUN_TO_COMPLETION:
+        values |= {"layout": "interleaved", "batching": "run_to_completion"}
     if values.get("streams") == "calibrate":
         values["streams"], reason = _calibrated(model, values, context, cells[0], vocabulary(job["shape"]))
         _say(calibrated=reason)

@@ -9,7 +9,8 @@ No token ends an answer, so all make the same number of tokens. Answers are comp
 with the gap of the two largest logits where it parts, and the run fails unless that is a near-tie. Then peak memory over that after
 loading, for 1, 8 and all questions in flight, each in a process of its own. The last line is one JSON object.
 
-On a GPU, against stock SGLang: `python -m askmany.jobs.bench_engine gpu --help` (see `bench_gpu`).
+On a GPU, against stock SGLang: `python -m askmany.jobs.bench_engine gpu --help` (see `bench_gpu`), and `merge --help` (see
+`bench_merge`) for the records of several such calls.
 """
 
 from __future__ import annotations
@@ -238,5 +239,9 @@ if __name__ == "__main__":
         from askmany.jobs import bench_gpu
 
         bench_gpu.main(sys.argv[2:])
+    elif sys.argv[1:2] == ["merge"]:
+        from askmany.jobs import bench_merge
+
+        raise SystemExit(bench_merge.main(sys.argv[2:]))
     else:
         typer.run(main)

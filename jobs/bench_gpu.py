@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from askmany.jobs.bench_cells import Cell, suites
-from askmany.jobs.bench_contender import MARK
-from askmany.jobs.bench_ratios import fit_throughput, geometric_mean, grid_interval, interval
+from askmany.jobs.bench_contender import MARK, RUN_TO_COMPLETION
+from askmany.jobs.bench_ratios import geometric_mean, interval, means
 from askmany.jobs.bench_shapes import SHAPES, shape_folder
 
 START_S = {"stock": 75.0, "ours": 45.0}  # a start with import, weights and graphs, as the wall budget counts it
@@ -54,7 +54,8 @@ def main(arguments: list[str] | None = None) -> None:
             "setup": json.loads(options.setup), "order": list(range(len(cells))),
         }  # fmt: skip
         times, starts, notes = run_passes(job, contenders, passes, Path(scratch), options.limit_s)
-    record = summarise(cells, times) | {
+    labels = {"model": Path(options.model).name if options.model else options.shape, "setup": json.loads(options.setup)}
+    record = summarise(cells, times, labels) | labels | {
         "shape": options.shape, "starts_s": starts, "notes": notes, "seeds": seeds, "passes": passes, "scouting": options.scout,
         "environment": environment(options.commit),
     }  # fmt: skip
@@ -98,33 +99,37 @@ def run_passes(
     return times, starts, notes
 
 
-def summarise(cells: Sequence[Cell], times: Times) -> dict[str, Any]:
-    """Rows of all cells with ratios of the best stock contender to ours, and the geometric mean of each suite."""
-    rows, paired = [], defaultdict(list)
+def summarise(cells: Sequence[Cell], times: Times, labels: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Rows of all cells with ratios of the best stock contender to ours (`labels` are put on each), and the geometric mean of each suite.
+    `between`: the same of our own contenders against RUN_TO_COMPLETION, where that was timed."""
+    rows, between = [], []
     references = [name for name in times if name.startswith("stock-") or name == "transformers"]
     for index, cell in enumerate(cells):
         found = {name: _paired(times[name][index]) for name in times if times[name].get(index)}
         stock = {name: geometric_mean(list(found[name].values())) for name in references if name in found}
         best = min(stock, key=lambda name: stock[name], default=None)
-        for name in found:
-            if name in references or best is None:
-                continue
-            shared = sorted(found[name].keys() & found[best].keys())
-            ratios = [found[best][key] / found[name][key] for key in shared]
-            low, high = interval(ratios)
-            ours_s = geometric_mean([found[name][key] for key in shared])
-            rows.append(
-                cell.to_dict() | {"layout": name, "ratio": geometric_mean(ratios), "low": low, "high": high, "best_stock": best,
-                                  "ours_s": ours_s, "stock_s": stock[best], "stock_all_s": stock}
-            )  # fmt: skip
-            paired[cell.work, name].append(ratios)
-    means = [
-        {"work": work, "layout": name, "cells": len(lists), "ratio": geometric_mean([geometric_mean(r) for r in lists]),
-         "low": grid_interval(lists)[0], "high": grid_interval(lists)[1]}
-        for (work, name), lists in paired.items()
-    ]  # fmt: skip
+        head = cell.to_dict() | (labels or {})
+        for name in (name for name in found if name not in references):
+            if best is not None and (row := _row(found[name], found[best])):
+                rows.append(head | {"layout": name} | row | {"best_stock": best, "stock_s": stock[best], "stock_all_s": stock})
+            if name != RUN_TO_COMPLETION and (row := _row(found[name], found.get(RUN_TO_COMPLETION, {}))):
+                between.append(head | {"layout": name, "against": RUN_TO_COMPLETION} | row)
     seconds = {name: {str(i): [s for *_, s in found] for i, found in by_cell.items()} for name, by_cell in times.items()}
-    return {"table": rows, "means": means, "seconds": seconds, "cells": [c.to_dict() for c in cells], "close": close_backends(cells, times)}
+    return {
+        "table": rows, "means": means(rows, ("work", "layout")), "between": between, "seconds": seconds,
+        "cells": [c.to_dict() for c in cells], "close": close_backends(cells, times),
+    }  # fmt: skip
+
+
+def _row(ours: dict[tuple[int, int], float], theirs: dict[tuple[int, int], float]) -> dict[str, Any]:
+    """Ratios over the (pass, seed) pairs that both were timed under; nothing where there are none."""
+    shared = sorted(ours.keys() & theirs.keys())
+    if not shared:
+        return {}
+    ratios = [theirs[key] / ours[key] for key in shared]
+    low, high = interval(ratios)
+    ours_s = geometric_mean([ours[key] for key in shared])
+    return {"ratio": geometric_mean(ratios), "low": low, "high": high, "ratios": ratios, "ours_s": ours_s}
 
 
 def close_backends(cells: Sequence[Cell], times: Times) -> list[str]:
@@ -189,13 +194,6 @@ def environment(commit: str) -> dict[str, Any]:
     return {"gpu": gpu, "versions": versions, "commit": commit, "date": time.strftime("%Y-%m-%d")}
 
 
-def streams_curve(record: dict[str, Any]) -> dict[str, float]:
-    """The fit of `fit_throughput` to a record's single-document cells: seconds against questions, split layout."""
-    rows = [row for row in record["table"] if row["layout"] == "split" and row["documents"] == 1]
-    start_s, slope_s, r2 = fit_throughput([row["questions"] for row in rows], [row["ours_s"] for row in rows])
-    return {"start_s": start_s, "slope_s": slope_s, "r2": r2}
-
-
 def _paired(found: Sequence[tuple[int, int, float]]) -> dict[tuple[int, int], float]:
     return {(number, seed): seconds for number, seed, seconds in found}
 
@@ -224,7 +222,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--suite", nargs="+", choices=sorted(suites()), default=["grid"])
     parser.add_argument("--cells", nargs="*", type=int, help="only these, counted from 0")
     parser.add_argument("--stock", nargs="*", default=["fa3", "flashinfer", "triton"], help="stock backends")
-    parser.add_argument("--contenders", nargs="*", help="instead of the stock backends, interleaved and split")
+    parser.add_argument(
+        "--contenders", nargs="*", help="instead of the stock backends, interleaved and split; run-to-completion: interleaved so"
+    )
     parser.add_argument("--scout", action="store_true", help="one seed, one pass: find out which stock backends count")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--passes", type=int, default=2)

@@ -1,48 +1,103 @@
-"""Plots of an engine benchmark's record: speed-up against document length, questions, answer length and documents a batch; seconds
-against questions. Needs matplotlib."""
+"""Plots of an engine benchmark's record, merged or of one call, a panel a model: those of the published method's evaluation
+(arXiv 2611.15130, figures 3 to 6). Needs matplotlib.
+
+Speed-up against document length and against questions (figure 3), against answer length (figure 4), seconds against P (figure 5), speed-up
+against documents a batch (figure 6); beside figure 5, throughput against P with the fitted model.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from askmany.jobs.bench_ratios import geometric_mean
 
 AXES = {
     "document_tokens": "document tokens", "questions": "questions", "new_tokens": "new tokens", "documents": "documents a batch",
 }  # fmt: skip
+APART = ("question_tokens", "spread", "cap", "cached")  # what rows of one line have in common beside the other axes
+_USUAL = {("question_tokens", 12), ("spread", 0), ("cap", 0), ("cached", True)}
+OVER_STOCK = "times the best stock backend"
+
+Row = Mapping[str, Any]
+Series = dict[str, list[tuple[float, float]]]
 
 
-def plot(record: dict[str, Any], folder: Path) -> list[Path]:
-    """One SVG for each of AXES along which the record has more than one value, and one of seconds; their paths."""
+def plot(record: Mapping[str, Any], folder: Path) -> list[Path]:
+    """One SVG for each of AXES along which two rows alike otherwise differ, one of seconds over P, one of the fits; their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = record["table"]
-    made = [_lines(rows, axis, "ratio", folder / f"speedup-{axis}.svg") for axis in AXES if len({row[axis] for row in rows}) > 1]
-    if len({row["questions"] for row in rows}) > 1:
-        made.append(_lines(rows, "questions", "ours_s", folder / "seconds-questions.svg"))
+    rows, made = record["table"], []
+    for axis in AXES:
+        if panels := _panels(rows, axis, ("ratio",)):
+            made.append(_figure(panels, AXES[axis], OVER_STOCK, folder / f"speedup-{axis}.svg", level=1.0))
+    if panels := _panels(rows, "questions", ("ours_s", "stock_s")):
+        made.append(_figure(panels, "streams together (P)", "seconds", folder / "seconds-streams.svg"))
+    if record.get("fits"):
+        made.append(_figure(_fitted(record["fits"]), "streams in a step", "answer tokens/s", folder / "throughput-streams.svg"))
     return made
 
 
-def _lines(rows: list[dict[str, Any]], axis: str, value: str, file: Path) -> Path:
-    """A line for each layout and each set of the other sizes."""
+def _panels(rows: Iterable[Row], axis: str, values: Sequence[str]) -> dict[str, Series]:
+    """Lines by model and label; a size that was measured twice is one point. Lines of a single point are left out."""
+    found: dict[str, dict[str, dict[float, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for row in rows:
+        for value in values:
+            found[str(row.get("model", ""))][_label(row, axis, value)][row[axis]].append(row[value])
+    panels: dict[str, Series] = {}
+    for model, lines in sorted(found.items()):
+        series = {
+            name: [(at, geometric_mean(own)) for at, own in sorted(points.items())] for name, points in lines.items() if len(points) > 1
+        }
+        if series:
+            panels[model] = series
+    return panels
+
+
+def _label(row: Row, axis: str, value: str) -> str:
+    who = "best stock" if value == "stock_s" else " ".join(filter(None, (row["layout"], row.get("setup_label", ""))))
+    others = ", ".join(f"{row[name]} {AXES[name]}" for name in AXES if name != axis)
+    apart = ", ".join(f"{name} {row[name]}" for name in APART if name in row and (name, row[name]) not in _USUAL)
+    return f"{who}: {others}{', ' + apart if apart else ''}"
+
+
+def _fitted(fits: Iterable[Row]) -> dict[str, Series]:
+    """Of each fit the measured throughput, and the model's beside it."""
+    panels: dict[str, Series] = defaultdict(dict)
+    for found in fits:
+        name = f"{found['layout']} {found['setup_label']} {found['document_tokens']} tokens, {found['new_tokens']} new".replace("  ", " ")
+        points = sorted((requests * streams, measured, modelled) for requests, streams, _, measured, modelled in found["points"])
+        panels[found["model"]][f"{name}, {found['work']}"] = [(rows, measured) for rows, measured, _ in points]
+        panels[found["model"]][f"model: {name}, {found['work']}"] = [(rows, modelled) for rows, _, modelled in points]
+    return dict(panels)
+
+
+def _figure(panels: Mapping[str, Series], across: str, up: str, file: Path, level: float | None = None) -> Path:
+    """A panel a model, side by side; a horizontal line at `level`."""
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(7 * len(panels), 4.5), squeeze=False)
+    for panel, (model, series) in zip(axes[0], panels.items(), strict=True):
+        for label, points in series.items():
+            dashed = label.startswith(("model: ", "best stock"))
+            panel.plot(*zip(*points, strict=True), marker="" if dashed else "o", linestyle="--" if dashed else "-", label=label)
+        panel.set_xlabel(across)
+        panel.set_ylabel(up)
+        panel.set_xscale("log", base=2)
+        if level is not None:
+            panel.axhline(level, color="grey", linewidth=0.8)
+        panel.set_title(model)
+        panel.legend(fontsize=6)
+    figure.tight_layout()
+    figure.savefig(file)
+    pyplot.close(figure)
+    return file
+
+
+def _pyplot() -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    series: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for row in rows:
-        others = ", ".join(f"{row[name]} {AXES[name]}" for name in AXES if name != axis)
-        series[f"{row['layout']}: {others}"].append((row[axis], row[value]))
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
-    for label, points in series.items():
-        axes.plot(*zip(*sorted(points), strict=True), marker="o", label=label)
-    axes.set_xlabel(AXES[axis])
-    axes.set_ylabel("times the best stock backend" if value == "ratio" else "seconds")
-    axes.set_xscale("log", base=2)
-    if value == "ratio":
-        axes.axhline(1.0, color="grey", linewidth=0.8)
-    axes.legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(file)
-    pyplot.close(figure)
-    return file
+    return pyplot

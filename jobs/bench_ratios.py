@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -36,12 +38,18 @@ def grid_interval(rows: Sequence[Sequence[float]], seed: int = 0) -> tuple[float
     return float(np.exp(low)), float(np.exp(high))
 
 
-def fit_throughput(streams: Sequence[float], seconds: Sequence[float]) -> tuple[float, float, float]:
-    """The model in which a job of P streams takes `a + b P` seconds, so that its throughput is proportional to `P / (a + b P)`: a, b, and
-    R^2 of a fit by least squares. ValueError for fewer than two points."""
-    if len(streams) < 2:
-        raise ValueError("a line needs two points")
-    slope, start = np.polyfit(np.asarray(streams, dtype=float), np.asarray(seconds, dtype=float), 1)
-    found = np.asarray(seconds) - (start + slope * np.asarray(streams))
-    spread = np.asarray(seconds) - np.mean(seconds)
-    return float(start), float(slope), float(1 - (found @ found) / (spread @ spread)) if float(spread @ spread) else 1.0
+def means(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """For each set of values under `names`: how many rows (`cells`), the geometric mean of their ratios, its interval from their `ratios`
+    (those of each seed and pass), and the row with the smallest ratio (`worst`)."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[name] for name in names)].append(row)
+    return [dict(zip(names, key, strict=True)) | _mean(own) for key, own in groups.items()]
+
+
+def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    low, high = grid_interval([row["ratios"] for row in rows])
+    worst = min(rows, key=lambda row: row["ratio"])
+    sizes = {name: worst[name] for name in ("documents", "document_tokens", "questions", "new_tokens")}
+    ratio = geometric_mean([row["ratio"] for row in rows])
+    return {"cells": len(rows), "ratio": ratio, "low": low, "high": high, "worst": sizes | {"ratio": worst["ratio"]}}

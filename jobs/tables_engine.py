@@ -1,0 +1,184 @@
+"""The README's engine table from the merged benchmark: python -m askmany.jobs.tables_engine README.md jobs/measurements/engine-h200.json
+
+Replaces what stands between `<!-- engine -->` and `<!-- /engine -->`: the mean of each work, model and layout beside what was published of
+the interleaved method, every loss by name, and all cells. Without the file it says that nothing was measured. `--check` only compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from askmany.jobs.bench_merge import work_order
+
+START, STOP = "<!-- engine -->", "<!-- /engine -->"
+NOT_MEASURED = "Not measured yet."
+PUBLISHED = {
+    ("grid", "codellama-7b"): "3.7x (A100), 5.9x (A6000)",
+    ("grid", "qwen2.5-7b"): "1.32x",
+    ("grid", "qwen2.5-1.5b"): "1.28x",
+    ("long answers", "codellama-7b"): "1.9x",
+    ("LooGLE-shaped", "qwen2.5-7b"): "0.79x",
+    ("QuALITY-shaped", "qwen2.5-7b"): "1.81x",
+}  # of arXiv 2611.15130, over the serving engine that it was built into
+PUBLISHED_WORST = "worst cell 0.93x"
+PUBLISHED_CONTINUOUS = "1.22x"  # of mixed lengths: interleaved continuous over interleaved run-to-completion
+
+Row = Mapping[str, Any]
+
+
+def markdown(record: Mapping[str, Any] | None) -> str:
+    """What stands between the markers."""
+    if record is None or not record["table"]:
+        return NOT_MEASURED
+    rows = record["table"]
+    parts = [_head(record), _means(record["means"]), _losses(rows)]
+    if record["between"]:
+        parts.append(_between(record["between"]))
+    if record["fits"]:
+        parts.append(_fits(record["fits"]))
+    return "\n\n".join([*parts, _details(rows)])
+
+
+def rewritten(readme: str, part: str) -> str:
+    """`readme` with `part` between the markers. ValueError when one is missing."""
+    before, start, rest = readme.partition(START)
+    _, stop, after = rest.partition(STOP)
+    if not start or not stop:
+        raise ValueError(f"the README needs {START} and {STOP}, in this order")
+    return f"{before}{START}\n{part}\n{STOP}{after}"
+
+
+def write(readme: Path, record: Mapping[str, Any] | None) -> None:
+    readme.write_text(rewritten(readme.read_text(), markdown(record)))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("readme", type=Path)
+    parser.add_argument("measurements", type=Path)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args(arguments)
+    record = json.loads(options.measurements.read_text()) if options.measurements.exists() else None
+    if not options.check:
+        write(options.readme, record)
+        return 0
+    held = options.readme.read_text()
+    differs = held != rewritten(held, markdown(record))
+    if differs:
+        print(f"{options.readme} differs from {options.measurements}")
+    return int(differs)
+
+
+def _head(record: Mapping[str, Any]) -> str:
+    """The machine, the versions, and the commits that were measured."""
+    environments = [source["environment"] for source in record["sources"].values()]
+    versions = dict.fromkeys(", ".join(f"{n} {v}" for n, v in found["versions"].items() if v) for found in environments)
+    commits = dict.fromkeys(f"{found['commit'][:12] or 'unknown'} ({found['date']})" for found in environments)
+    return f"{record['gpu']}; {'; '.join(versions)}; commit {', '.join(commits)}."
+
+
+def _table(names: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    names = list(names)
+    return "\n".join([_line(names), "|---" * len(names) + "|", *map(_line, lines)])
+
+
+def _line(values: Iterable[str]) -> str:
+    return f"| {' | '.join(values)} |"
+
+
+def _means(means: Iterable[Row]) -> str:
+    names = ("work", "model shape", "layout", "cells", "times the best stock (geometric mean)", "95 %", "worst cell", "published")
+    ordered = sorted(means, key=lambda row: (work_order(row["work"]), row["model"], row["layout"], row["setup_label"]))
+    return _table(names, (_mean(row) for row in ordered))
+
+
+def _mean(row: Row) -> Iterable[str]:
+    worst = row["worst"]
+    published = PUBLISHED_WORST if row["work"] == "worst" else PUBLISHED.get((row["work"], row["model"]), "-")
+    shown = f"{worst['ratio']:.2f}x ({_sizes(worst)})"
+    return row["work"], row["model"], _layout(row), str(row["cells"]), f"{row['ratio']:.2f}x", _interval(row), shown, published
+
+
+def _losses(rows: Sequence[Row]) -> str:
+    """Cells whose ratio is under 1, by name; those whose whole interval is are marked."""
+    lost = [row for row in rows if row["ratio"] < 1]
+    if not lost:
+        return f"No cell of {len(rows)} is slower than the best stock backend."
+    names = (
+        f"- {row['work']}, {row['model']}, {_layout(row)}, {_sizes(row)}: {row['ratio']:.2f}x ({_interval(row)})"
+        f"{', the whole interval' if row['high'] < 1 else ''}"
+        for row in sorted(lost, key=lambda row: row["ratio"])
+    )
+    return "\n".join([f"Slower than the best stock backend in {len(lost)} of {len(rows)} cells:", "", *names])
+
+
+def _between(rows: Iterable[Row]) -> str:
+    names = ("work", "model shape", "layout", "against", "sizes", "ratio", "95 %", "published")
+    lines = (
+        (r["work"], r["model"], _layout(r), f"interleaved, {r['against']}", _sizes(r), f"{r['ratio']:.2f}x", _interval(r), _continuous(r))
+        for r in rows
+    )
+    return "Layouts of this engine against each other:\n\n" + _table(names, lines)
+
+
+def _continuous(row: Row) -> str:
+    return PUBLISHED_CONTINUOUS if row["layout"] == "interleaved" and row["work"] == "mixed lengths" else "-"
+
+
+def _fits(fits: Iterable[Row]) -> str:
+    names = (
+        "work",
+        "model shape",
+        "layout",
+        "document",
+        "new tokens",
+        "a step: ms",
+        "+ ms a request",
+        "+ us a stream",
+        "+ ns a pair",
+        "R2",
+        "best P",
+    )
+    lines = (
+        (
+            f["work"], f["model"], _layout(f), f"{f['document_tokens']:,}", str(f["new_tokens"]), f"{f['start_s'] * 1e3:.2f}",
+            f"{f['document_s'] * 1e3:.2f}", f"{f['each_s'] * 1e6:.1f}", f"{f['pairs_s'] * 1e9:.0f}", f"{f['r2']:.3f}",
+            "the more the better" if f["best_streams"] is None else f"{f['best_streams']:.0f}",
+        )
+        for f in fits
+    )  # fmt: skip
+    return "The throughput model of `jobs/bench_model.py` fitted to seconds over P:\n\n" + _table(names, lines)
+
+
+def _details(rows: Iterable[Row]) -> str:
+    names = ("work", "model shape", "layout", "documents", "tokens", "questions", "new", "ours s", "stock s", "best stock", "ratio", "95 %")
+    lines = (
+        (
+            r["work"], r["model"], _layout(r), str(r["documents"]), f"{r['document_tokens']:,}", str(r["questions"]), str(r["new_tokens"]),
+            f"{r['ours_s']:.3f}", f"{r['stock_s']:.3f}", r["best_stock"].removeprefix("stock-"), f"{r['ratio']:.2f}x", _interval(r),
+        )
+        for r in rows
+    )  # fmt: skip
+    return f"<details><summary>All cells</summary>\n\n{_table(names, lines)}\n\n</details>"
+
+
+def _layout(row: Row) -> str:
+    """Rows name their setup by `setup_label`."""
+    return f"{row['layout']} ({row['setup_label']})" if row.get("setup_label") else str(row["layout"])
+
+
+def _interval(row: Row) -> str:
+    return f"{row['low']:.2f} to {row['high']:.2f}"
+
+
+def _sizes(row: Row) -> str:
+    documents = f"{row['documents']} x " if row["documents"] > 1 else ""
+    return f"{documents}{row['document_tokens']:,} tokens, {row['questions']} questions, {row['new_tokens']} new"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
