@@ -94,11 +94,12 @@ def probe_batch(vocabulary: int, copies: int) -> StepBatch:
     )
 
 
-def logits_complaint(expected: Tensor, alone: Tensor, among_copies: Tensor, deterministic: bool) -> str | None:
-    """What is wrong with the probe's logits [TOKENS, V] beside the ones of the model's own attention; None if nothing is."""
+def logits_complaint(expected: Tensor, alone: Tensor, among_copies: Tensor, dtype: torch.dtype, deterministic: bool) -> str | None:
+    """What is wrong with the probe's logits [TOKENS, V] beside the ones of the model's own attention; None if nothing is. `dtype`: that
+    of the activations, whatever the logits come in."""
     for logits in (alone, among_copies):
         error = float((logits - expected).float().norm() / expected.float().norm())
-        if not error <= TOLERANCE.get(expected.dtype, 1e-3):
+        if not error <= TOLERANCE.get(dtype, 1e-3):
             return f"its logits are off by {error:.2g} (relative) from its own attention's"
     if deterministic and not torch.equal(alone, among_copies):
         return "deterministic mode does not make its logits independent of the rows around them"

@@ -186,7 +186,7 @@ class SglangModel:
         pool = KVPool(self.kv_shape, model_probe.COPIES * model_probe.TOKENS, self.device)
         batches = [model_probe.probe_batch(self.vocabulary, copies) for copies in (1, model_probe.COPIES)]
         alone, among_copies = (self._probed(batch, StepAttention.of(batch, pool, self.device, None)).clone() for batch in batches)
-        if complaint := model_probe.logits_complaint(expected, alone, among_copies, False):
+        if complaint := model_probe.logits_complaint(expected, alone, among_copies, self._hosted.dtype, False):
             raise self._refusal(complaint)
 
     def _probed(self, batch: StepBatch, attention: LayerAttention) -> Tensor:

@@ -160,7 +160,7 @@ class TransformersModel:
         except (ValueError, TypeError, RuntimeError) as error:
             mode = "deterministic mode" if self._row_block else "this attention"
             raise self._refusal(f"its layers do not run with {mode} ({_one_line(error)})") from error
-        complaint = model_probe.logits_complaint(expected, alone, among_copies, self._row_block is not None)
+        complaint = model_probe.logits_complaint(expected, alone, among_copies, self._model.dtype, self._row_block is not None)
         if complaint:
             raise self._refusal(complaint)
 

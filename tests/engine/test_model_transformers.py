@@ -156,5 +156,7 @@ def test_the_check_of_logits_sees_what_is_wrong() -> None:
         (expected, expected * float("nan"), False, "off by nan"),
     ]
     for alone, among, deterministic, reason in cases:
-        complaint = logits_complaint(expected, alone, among, deterministic)
+        complaint = logits_complaint(expected, alone, among, torch.float32, deterministic)
         assert (complaint is None) if reason is None else (complaint is not None and reason in complaint)
+    assert logits_complaint(expected, off, off, torch.bfloat16, deterministic=False) is None
+    assert logits_complaint(expected, torch.randn(TOKENS, 50), expected, torch.bfloat16, deterministic=False) is not None

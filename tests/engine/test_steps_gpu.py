@@ -77,7 +77,7 @@ def capturer(model: TransformersModel) -> CudaCapturer:
 
 
 def pipelined(model: Any, config: EngineConfig, capture: bool = True, **setting: Any) -> PipelinedEngine:
-    executor = kernel_engine(model, config, capturer(model) if capture else None, nodes=64, **setting).executor
+    executor = kernel_engine(model, config, capturer(model) if capture else None, nodes=64, context=4096, **setting).executor
     scheduler = build_scheduler(config)
     executor.free_pages = scheduler.tree.pool.free_pages  # type: ignore[attr-defined]
     return PipelinedEngine(scheduler, executor, FakeDetokenizer())  # type: ignore[arg-type]

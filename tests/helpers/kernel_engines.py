@@ -38,18 +38,20 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 CONTEXT = 512
 
 
-def kernel_steps(model: RowModel, pool: KVPool, config: EngineConfig, capturer: Capturer | None = None, **setting: Any) -> KernelSteps:
+def kernel_steps(
+    model: RowModel, pool: KVPool, config: EngineConfig, capturer: Capturer | None = None, context: int = CONTEXT, **setting: Any
+) -> KernelSteps:
     """The kernels for `model`; `setting` as in `KernelSetting`. Every node is shared, however small, unless it says otherwise."""
     chosen = {"chunking": Chunking(threshold_bytes=-1), "nodes": 4} | setting
-    made = KernelSetting(model, pool, config.page_size, config.limits, CONTEXT, **chosen)
-    return KernelSteps(model, pool, SplitMaker(made) if config.layout == "split" else MaskedMaker(made), CONTEXT, capturer)
+    made = KernelSetting(model, pool, config.page_size, config.limits, context, **chosen)
+    return KernelSteps(model, pool, SplitMaker(made) if config.layout == "split" else MaskedMaker(made), context, capturer)
 
 
-def kernel_engine(model: Any, config: EngineConfig, capturer: Capturer | None = None, **setting: Any) -> Engine:
+def kernel_engine(model: Any, config: EngineConfig, capturer: Capturer | None = None, context: int = CONTEXT, **setting: Any) -> Engine:
     """An engine that attends through the kernels, label trees aside. No token ends an answer."""
     scheduler = build_scheduler(config)
     pool = KVPool(model.kv_shape, config.kv_pages * config.page_size, model.device, poisoned=True)
-    executor = PoisoningExecutor(model, pool, config.page_size, steps=kernel_steps(model, pool, config, capturer, **setting))
+    executor = PoisoningExecutor(model, pool, config.page_size, steps=kernel_steps(model, pool, config, capturer, context, **setting))
     executor.free_pages = scheduler.tree.pool.free_pages
     return Engine(scheduler, executor, FakeDetokenizer())
 
