@@ -15,7 +15,8 @@ from askmany.engine.graphs import CudaCapturer
 from askmany.engine.kernel_steps import KernelSteps
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.model import RowModel
-from askmany.engine.space_makers import KernelSetting, MaskedMaker, SplitMaker, workspace_bytes
+from askmany.engine.space_makers import KernelSetting, MaskedMaker, SplitMaker
+from askmany.engine.workspaces import Processors, WorkRules, workspace_bytes
 from askmany.kernels.plan import Chunking
 from askmany.kernels.threshold import tuned_threshold
 from askmany.kernels.tiles import AttentionShape
@@ -52,16 +53,17 @@ def _unmeasured(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] != MEASURED_MAJOR
 
 
-def kernel_bytes(model: RowModel, config: EngineConfig, device: torch.device) -> int:
+def kernel_bytes(model: RowModel, config: EngineConfig, device: torch.device, context_tokens: int) -> int:
     """What `load_steps` will come to take on a GPU beside the pool, at most; 0 where the kernels do not serve the model."""
     kv = model.kv_shape
     try:
         shape = AttentionShape(model.q_heads, kv.kv_heads, kv.head_dim, config.page_size, kv.dtype)
     except ValueError:
         return 0
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    capability = torch.cuda.get_device_capability(device)
-    return workspace_bytes(shape, config.limits, config.layout, model.vocabulary, capability, processors)
+    gpu = Processors(torch.cuda.get_device_properties(device).multi_processor_count, torch.cuda.get_device_capability(device))
+    chunking = Chunking(deterministic=config.deterministic)
+    rules = WorkRules(shape, chunking, context_tokens, config.limits.max_rows, gpu)
+    return workspace_bytes(rules, config.limits, config.layout, model.vocabulary)
 
 
 def _chunking(shape: AttentionShape, config: EngineConfig, pool: KVPool) -> Chunking:

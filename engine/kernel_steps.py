@@ -98,11 +98,13 @@ class KernelSteps:
         assert self._last is not None
         return int(self._last.wait()[self._places[stream.stream_id]].token_id)
 
-    def warm(self, row_counts: Iterable[int]) -> None:
-        """Capture what decode steps of so many rows need."""
+    def warm(self, row_counts: Iterable[int], tail_rows: Iterable[int] = ()) -> None:
+        """Capture what decode steps of so many rows need, and steps with so many rows of question tails."""
         if self._graphs:
+            decoding = [self._maker.sample(rows, rows) for rows in row_counts]
+            asking = [self._maker.sample(rows, 1) for rows in tail_rows]
             with torch.inference_mode():
-                self._graphs.warm([self._maker.sample(rows) for rows in row_counts])
+                self._graphs.warm([*decoding, *asking])
 
     def check(self) -> None:
         """Wait for the device; RuntimeError if a step did not fit its work list."""

@@ -43,7 +43,7 @@ def load_executor(model: ResolvedModel, config: EngineConfig, context_tokens: in
         token_bytes=loaded.kv_shape.token_bytes,
         page_size=config.page_size,
         context_tokens=context_tokens,
-        step_bytes=loaded.step_bytes(config.step_tokens, config.max_rows) + _kernel_bytes(loaded, config, device),
+        step_bytes=loaded.step_bytes(config.step_tokens, config.max_rows) + _kernel_bytes(loaded, config, device, context_tokens),
     )
     free = memory.free_bytes(device)
     if config.kv_tokens == "auto":
@@ -78,7 +78,7 @@ def load_rank(model: ResolvedModel, config: EngineConfig, context_tokens: int, r
         token_bytes=loaded.kv_shape.token_bytes,
         page_size=config.page_size,
         context_tokens=-(-context_tokens // ranks) + config.page_size,
-        step_bytes=loaded.step_bytes(config.step_tokens, config.max_rows) + _kernel_bytes(loaded, config, device),
+        step_bytes=loaded.step_bytes(config.step_tokens, config.max_rows) + _kernel_bytes(loaded, config, device, context_tokens),
     )
     free = memory.free_bytes(device)
     kv_tokens = memory.auto_tokens(need, device, free) if config.kv_tokens == "auto" else config.kv_tokens
@@ -86,12 +86,12 @@ def load_rank(model: ResolvedModel, config: EngineConfig, context_tokens: int, r
     return loaded, kv_tokens, config.resolve(device=_device(config), dtype=dtype, kv_tokens=kv_tokens)
 
 
-def _kernel_bytes(model: LoadedModel, config: EngineConfig, device: torch.device) -> int:
+def _kernel_bytes(model: LoadedModel, config: EngineConfig, device: torch.device, context_tokens: int) -> int:
     if device.type != "cuda":
         return 0
     from askmany.engine.kernel_loading import kernel_bytes
 
-    return kernel_bytes(model, config, device)
+    return kernel_bytes(model, config, device, context_tokens)
 
 
 def check_quantization(model: ResolvedModel, config: EngineConfig, device: torch.device) -> None:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from askmany.engine.chunk_pass import ChunkPass
-from askmany.engine.config import Layout, SchedulerLimits
-from askmany.engine.graphs import Bucket, request_buckets, row_buckets
+from askmany.engine.config import SchedulerLimits
+from askmany.engine.graphs import Bucket, request_buckets
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.masked_space import MaskedLayout, MaskedSize
 from askmany.engine.model import RowModel
@@ -23,15 +23,14 @@ from askmany.engine.paged import MaskedStep, PagedRows, PagedStep, masked_step, 
 from askmany.engine.space import StepSpace
 from askmany.engine.split_space import SplitLayout, SplitSize
 from askmany.engine.step import StepPlan
-from askmany.kernels.plan import Chunking, default_capacity
-from askmany.kernels.tables import StepLimits
-from askmany.kernels.tiles import AttentionShape, Tiles, choose
+from askmany.engine.workspaces import CHUNKS, NODES, Processors, WorkRules, all_sizes, bucket_size, eager_size, split_buckets
+from askmany.kernels.plan import Chunking
+from askmany.kernels.stream_attention import Partials
+from askmany.kernels.tiles import AttentionShape, Tiles
 
-CHUNKS = 64  # prefix chunks in one step at most
-NODES = 128
 REQUEST_CONTEXTS = 4  # an interleaved request's KV row at most, in contexts of one stream
 EAGER_KEYS = 1 << 23  # cached slots of one interleaved step without a graph at most
-MIXED_ROWS = (64, 128, 256, 384, 512)  # rows of a graph for steps with question tails and small document chunks
+CAPTURED_CHUNK_ROWS = 512  # rows of prefix chunks in a graph at most; beyond, another library's prefill is worth more than a graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +70,8 @@ class SpaceMaker(Protocol):
         """A step without rows."""
         ...
 
-    def sample(self, rows: int) -> PagedRows:
-        """What a decode step of `rows` rows looks like, as far as choosing and making a bucket goes."""
+    def sample(self, rows: int, wanted: int) -> PagedRows:
+        """What a step of `rows` rows, `wanted` of which ask for logits, looks like, as far as choosing and making a bucket goes."""
         ...
 
     def read(self, plan: StepPlan) -> Any:
@@ -93,6 +92,10 @@ class SplitMaker:
 
     def __init__(self, setting: KernelSetting) -> None:
         self._setting = setting
+        self._rules = WorkRules(
+            setting.shape, setting.chunking, setting.context_tokens, setting.limits.max_rows, _processors(setting.pool.device)
+        )
+        self._partials: Partials | None = None
         self.most_wanted = setting.limits.max_rows
         self.empty = PagedStep()
 
@@ -101,15 +104,15 @@ class SplitMaker:
         """Decode steps, and steps with question tails or small chunks, by rows."""
         return split_buckets(self._setting.limits)
 
-    def sample(self, rows: int) -> PagedStep:
+    def sample(self, rows: int, wanted: int) -> PagedStep:
         """Rows of one document."""
-        return PagedStep(token_ids=[0] * rows, wanted=list(range(rows)))
+        return PagedStep(token_ids=[0] * rows, wanted=list(range(wanted)))
 
     def read(self, plan: StepPlan) -> PagedStep:
         return paged_step(plan, self._setting.page_size)
 
     def fits(self, bucket: Bucket, step: PagedStep) -> bool:
-        return self._size(bucket).holds(step)
+        return self._size(bucket).holds(step) and step.chunk_rows <= CAPTURED_CHUNK_ROWS
 
     def fits_eager(self, step: PagedStep) -> bool:
         return self._eager_size().holds(step) and len(step.wanted) <= self.most_wanted
@@ -124,31 +127,31 @@ class SplitMaker:
         return StepSpace(self._setting.model, self._setting.pool, layout, size.rows, self.most_wanted, drawn)
 
     def _layout(self, size: SplitSize, rows_of_node: int | None, chunk_pass: ChunkPass | None) -> SplitLayout:
-        setting = self._setting
-        shape, device, rows_per_run = setting.shape, setting.pool.device, max(1, size.rows // size.runs)
-        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-        if setting.chunking.deterministic:  # one tile for every space: bits must not depend on a step's size
-            rows_of_node, rows_per_run = setting.limits.max_rows, 1
-        if setting.tiles is not None and rows_per_run == 1:
-            tiles = setting.tiles(shape, _power_of_two(rows_of_node or size.rows))
-        else:
-            tiles = choose(shape, rows_of_node or size.rows, rows_per_run, capability)
-        capacity = None
-        if setting.chunking.deterministic:  # pinned chunks: room for every node and run at its longest
-            slots = tiles.per_sm * (torch.cuda.get_device_properties(device).multi_processor_count if capability else 2)
-            pages = -(-setting.context_tokens // shape.page_size)
-            capacity = default_capacity(shape, tiles, StepLimits(size.rows, size.runs, size.nodes, pages), setting.chunking, slots)
+        setting, tiles = self._setting, self._tiles(size, rows_of_node)
         return SplitLayout(
-            shape, size, device, chunking=setting.chunking, tiles=tiles, node_rows=rows_of_node, capacity=capacity, chunk_pass=chunk_pass
-        )
+            setting.shape, size, setting.pool.device, chunking=setting.chunking, tiles=tiles, node_rows=rows_of_node,
+            capacity=self._rules.capacity(size, tiles), chunk_pass=chunk_pass, partials=self._workspace(),
+        )  # fmt: skip
+
+    def _tiles(self, size: SplitSize, rows_of_node: int | None) -> Tiles:
+        rows, tuned = rows_of_node or size.rows, self._setting.tiles
+        if tuned is not None and size.rows_per_run == 1 and not self._rules.chunking.deterministic:
+            return tuned(self._setting.shape, _power_of_two(rows))
+        return self._rules.tiles(rows, size.rows_per_run)[0]
+
+    def _workspace(self) -> Partials:
+        """Of all spaces together: their steps follow one another on one stream."""
+        if self._partials is None:
+            limits, shape = self._setting.limits, self._setting.shape
+            sizes = all_sizes(limits, self._setting.nodes, self._pages())
+            self._partials = Partials(self._rules.most_partials(sizes), shape.head_dim, self._setting.pool.device)
+        return self._partials
 
     def _size(self, bucket: Bucket) -> SplitSize:
-        runs = bucket.rows if bucket.decode else min(bucket.rows, self._setting.limits.max_rows + CHUNKS)
-        return SplitSize(bucket.rows, runs, min(self._setting.nodes, bucket.rows + 8), self._pages())
+        return bucket_size(bucket, self._setting.limits, self._setting.nodes, self._pages())
 
     def _eager_size(self) -> SplitSize:
-        limits = self._setting.limits
-        return SplitSize(limits.step_tokens, min(limits.step_tokens, limits.max_rows + CHUNKS), self._setting.nodes, self._pages())
+        return eager_size(self._setting.limits, self._setting.nodes, self._pages())
 
     def _pages(self) -> int:
         return self._setting.pool.slots // self._setting.page_size
@@ -171,9 +174,9 @@ class MaskedMaker:
         streams = self._setting.limits.streams
         return [Bucket(count * streams, count * streams, True, count) for count in request_buckets(self._setting.limits.requests)]
 
-    def sample(self, rows: int) -> MaskedStep:
+    def sample(self, rows: int, wanted: int) -> MaskedStep:
         """Full requests."""
-        return MaskedStep(token_ids=[0] * rows, wanted=list(range(rows)))
+        return MaskedStep(token_ids=[0] * rows, wanted=list(range(wanted)))
 
     def read(self, plan: StepPlan) -> MaskedStep:
         return masked_step(plan, self._setting.page_size)
@@ -209,29 +212,10 @@ class MaskedMaker:
         return min(self._setting.pool.slots, REQUEST_CONTEXTS * self._setting.context_tokens)
 
 
-def split_buckets(limits: SchedulerLimits) -> list[Bucket]:
-    """Decode steps by rows; steps with question tails or small chunks by rows, too."""
-    most = limits.max_rows
-    mixed = [rows for rows in MIXED_ROWS if rows <= limits.step_tokens]
-    return [Bucket(rows, rows, True) for rows in row_buckets(most)] + [Bucket(rows, min(rows, most), False) for rows in mixed]
-
-
-def workspace_bytes(
-    shape: AttentionShape, limits: SchedulerLimits, layout: Layout, vocabulary: int, capability: tuple[int, int], processors: int
-) -> int:
-    """What graphs and kernels take beside weights, KV pool and activations when every space has been made: partial results of attention and
-    the logits of a step, in fp32."""
-    logits = 4 * 2 * limits.max_rows * vocabulary
-    if layout == "interleaved":  # splits times row tiles fill the processors twice
-        return logits + 4 * 2 * processors * 128 * shape.head_dim * (1 + len(request_buckets(limits.requests)))
-    sizes = [(bucket.rows, min(bucket.rows, limits.max_rows + CHUNKS)) for bucket in split_buckets(limits)]
-    sizes.append((limits.step_tokens, min(limits.step_tokens, limits.max_rows + CHUNKS)))
-    partials = 0
-    for rows, runs in sizes:
-        tiles = choose(shape, rows, max(1, rows // runs), capability)
-        capacity = default_capacity(shape, tiles, StepLimits(rows, runs, NODES, 1), Chunking(), tiles.per_sm * processors)
-        partials += capacity.partials
-    return logits + 4 * partials * (shape.head_dim + 1)
+def _processors(device: torch.device) -> Processors | None:
+    if device.type != "cuda":
+        return None
+    return Processors(torch.cuda.get_device_properties(device).multi_processor_count, torch.cuda.get_device_capability(device))
 
 
 def _power_of_two(count: int) -> int:

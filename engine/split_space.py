@@ -16,7 +16,7 @@ from askmany.engine.paged import LEVELS, PagedStep
 from askmany.engine.space import Arrays, KernelCall
 from askmany.engine.staging import Field
 from askmany.kernels.plan import Chunking, WorkCapacity
-from askmany.kernels.stream_attention import StreamAttention
+from askmany.kernels.stream_attention import Partials, StreamAttention
 from askmany.kernels.tables import StepLimits
 from askmany.kernels.tiles import AttentionShape, Tiles
 
@@ -32,6 +32,10 @@ class SplitSize:
     runs: int
     nodes: int
     pages: int
+
+    @property
+    def rows_per_run(self) -> int:
+        return max(1, self.rows // self.runs)
 
     def holds(self, step: PagedStep) -> bool:
         """Page lists aside: every page has one holder, so `pages` of a whole pool hold any step."""
@@ -52,13 +56,14 @@ class SplitLayout:
         node_rows: int | None = None,
         capacity: WorkCapacity | None = None,
         chunk_pass: ChunkPass | None = None,
+        partials: Partials | None = None,
     ) -> None:
-        """`node_rows`: rows that typically read one node at once."""
+        """`node_rows`: rows that typically read one node at once; `partials`: a workspace that other spaces use, too."""
         self.size = size
         limits = StepLimits(size.rows, size.runs, size.nodes, size.pages)
         self._attention = StreamAttention(
-            shape, limits, device, node_rows=node_rows, rows_per_stream=max(1, size.rows // size.runs),
-            chunking=chunking, tiles=tiles, capacity=capacity,
+            shape, limits, device, node_rows=node_rows, rows_per_stream=size.rows_per_run,
+            chunking=chunking, tiles=tiles, capacity=capacity, partials=partials,
         )  # fmt: skip
         self._chunk_pass = chunk_pass
         self._listed = True  # whether a row of the step goes through the work list

@@ -15,6 +15,7 @@ from typing import Any
 from askmany.jobs.bench_cells import Cell, Drawn
 
 BACKENDS = ("fa3", "flashinfer", "triton")
+GRAPH_ROWS = (1, 2, 4, 8, 12, 16, 24, *range(32, 513, 16))
 
 
 class StockContender:
@@ -76,9 +77,11 @@ def _sampling(new_tokens: int) -> dict[str, Any]:
 
 
 def _graph_options(arguments: type, most_rows: int) -> dict[str, Any]:
-    """CUDA graphs up to `most_rows` rows, under whichever name the release has for it."""
+    """CUDA graphs up to `most_rows` rows, under whichever names the release has for it: fewer sizes than by default, which changes the
+    time that a start takes and not the steps of a batch that has one of these sizes."""
     known = {field.name for field in fields(arguments)} if is_dataclass(arguments) else set(getattr(arguments, "__annotations__", {}))
-    for name in ("cuda_graph_max_bs_decode", "cuda_graph_max_bs"):
-        if name in known:
-            return {name: most_rows}
+    sizes = sorted({rows for rows in GRAPH_ROWS if rows < most_rows} | {most_rows})
+    for most, listed in (("cuda_graph_max_bs_decode", "cuda_graph_bs_decode"), ("cuda_graph_max_bs", "cuda_graph_bs")):
+        if most in known:
+            return {most: most_rows} | ({listed: sizes} if listed in known else {})
     return {}

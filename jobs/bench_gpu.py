@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -24,11 +23,14 @@ from rich.console import Console
 from rich.table import Table
 
 from askmany.jobs.bench_cells import Cell, suites
-from askmany.jobs.bench_contender import MARK, RUN_TO_COMPLETION
+from askmany.jobs.bench_contender import RUN_TO_COMPLETION
+from askmany.jobs.bench_process import lines_of
 from askmany.jobs.bench_ratios import geometric_mean, interval, means
 from askmany.jobs.bench_shapes import SHAPES, shape_folder
 
 START_S = {"stock": 75.0, "ours": 45.0}  # a start with import, weights and graphs, as the wall budget counts it
+MINIMUM_S = 30.0  # that each contender is left for its cells
+STOP_S = 20.0
 CLOSE = 1.1  # a stock backend this close to the best of a cell is timed
 Times = dict[str, dict[int, list[tuple[int, int, float]]]]  # by contender and cell: (pass, seed, seconds)
 
@@ -71,31 +73,30 @@ def main(arguments: list[str] | None = None) -> None:
 def run_passes(
     job: dict[str, Any], contenders: Sequence[str], passes: int, scratch: Path, limit_s: float
 ) -> tuple[Times, dict[str, list[float]], dict[str, Any]]:
-    """Every contender in its own process, forward and backward in turn; no process starts after `limit_s`."""
+    """Every contender in its own process, forward and backward in turn. One may take what is left of `limit_s` when those that follow have
+    had their start and MINIMUM_S each; what it could not begin is left out, and it is stopped STOP_S later."""
     times: Times = defaultdict(lambda: defaultdict(list))
     starts: dict[str, list[float]] = defaultdict(list)
     notes: dict[str, Any] = {}
-    began, to_run = time.monotonic(), passes * len(contenders)
-    for number in range(passes):
-        backward = bool(number % 2)
-        for name in reversed(contenders) if backward else contenders:
-            left_s = limit_s - (time.monotonic() - began)
-            share_s, to_run = left_s / to_run, to_run - 1
-            if left_s <= 0:
-                print(f"LEFT OUT for time: {name}, pass {number + 1}", flush=True)
-                continue
-            order = job["order"][::-1] if backward else job["order"]
-            file = scratch / f"{name}-{number}.json"
-            file.write_text(json.dumps(job | {"contender": name, "order": order, "limit_s": share_s}))
-            for line in _lines_of(file, name):
-                if "start_s" in line:
-                    starts[name].append(line["start_s"])
-                elif "notes" in line or "calibrated" in line:
-                    notes[name] = notes.get(name, {}) | line.get("notes", line)
-                elif "left_out" in line:
-                    print(f"LEFT OUT for time: {name}, cell {line['left_out']}, seed {line['seed']}", flush=True)
-                elif line["seed"] >= 0:
-                    times[name][line["cell"]].append((number, line["seed"], line["seconds"]))
+    began = time.monotonic()
+    turns = [(number, name) for number in range(passes) for name in (reversed(contenders) if number % 2 else contenders)]
+    for turn, (number, name) in enumerate(turns):
+        kept_s = sum(_start_s(later) + MINIMUM_S for _, later in turns[turn + 1 :])
+        share_s = limit_s - (time.monotonic() - began) - kept_s
+        if share_s <= 0:
+            print(f"LEFT OUT for time: {name}, pass {number + 1}", flush=True)
+            continue
+        order = job["order"][::-1] if number % 2 else job["order"]
+        file = scratch / f"{name}-{number}.json"
+        file.write_text(json.dumps(job | {"contender": name, "order": order, "limit_s": share_s}))
+        for line in lines_of(file, name, share_s + STOP_S):
+            print(f"{time.monotonic() - began:6.1f} s {name}, pass {number + 1}: {json.dumps(line)}", flush=True)
+            if "start_s" in line:
+                starts[name].append(line["start_s"])
+            elif "notes" in line or "calibrated" in line:
+                notes[name] = notes.get(name, {}) | line.get("notes", line)
+            elif line.get("seed", -1) >= 0 and "cell" in line:
+                times[name][line["cell"]].append((number, line["seed"], line["seconds"]))
     return times, starts, notes
 
 
@@ -143,9 +144,13 @@ def close_backends(cells: Sequence[Cell], times: Times) -> list[str]:
 
 def wall_budget_s(cells: Iterable[Cell], contenders: Sequence[str], seeds: int, passes: int) -> float:
     """A rough upper estimate of a call's seconds: starts, and each cell's prefill and answers at rates of an H200 with a 7B model."""
-    starts = sum(START_S["stock" if name.startswith("stock-") else "ours"] for name in contenders)
+    starts = sum(map(_start_s, contenders))
     work = sum((_prefill_s(cell) + _answers_s(cell)) for cell in cells)
     return passes * (starts + len(contenders) * (seeds + 1) * work)
+
+
+def _start_s(contender: str) -> float:
+    return START_S["stock" if contender.startswith("stock-") else "ours"]
 
 
 def _prefill_s(cell: Cell) -> float:
@@ -196,16 +201,6 @@ def environment(commit: str) -> dict[str, Any]:
 
 def _paired(found: Sequence[tuple[int, int, float]]) -> dict[tuple[int, int], float]:
     return {(number, seed): seconds for number, seed, seconds in found}
-
-
-def _lines_of(job_file: Path, name: str) -> list[dict[str, Any]]:
-    """Run a contender; the JSON objects that it printed. Other lines are its libraries'."""
-    command = [sys.executable, "-m", "askmany.jobs.bench_contender", str(job_file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = [json.loads(line.removeprefix(MARK)) for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if done.returncode:
-        print(f"FAILED {name} after {len(lines)} lines: {done.stderr[-3000:]}", flush=True)
-    return lines
 
 
 def _announce(console: Console, cells: list[Cell], contenders: list[str], seeds: int, passes: int, options: argparse.Namespace) -> None:

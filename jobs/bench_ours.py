@@ -6,7 +6,7 @@ scheduler nor the KV pool knows it (both see the cap).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -120,7 +120,7 @@ class OursContender:
         self._steps = steps
         self._choices = {cell: _choice(cell, config) for cell in cells}
         if steps is not None:
-            steps.warm(sorted({choice.rows for choice in self._choices.values()}))
+            steps.warm({choice.rows for choice in self._choices.values()}, {rows for cell in cells for rows in _tail_rows(cell, config)})
 
     def run(self, cell: Cell, drawn: Drawn) -> float:
         """Seconds from handing in the questions to the last answer."""
@@ -198,6 +198,15 @@ def _choice(cell: Cell, config: EngineConfig) -> Choice:
     kv_tokens = config.kv_pages * config.page_size
     expected = Expected(cell.document_tokens, cell.questions, cell.question_tokens, cell.new_tokens)
     return choose(expected, kv_tokens, config.page_size, min(config.max_rows, cell.documents * cell.questions))
+
+
+def _tail_rows(cell: Cell, config: EngineConfig) -> Iterator[int]:
+    """Rows of the steps that bring a cell's questions in: as many tails as a step takes, beside the streams that have begun to answer."""
+    most, asked = min(config.max_rows, cell.documents * cell.questions), 0
+    while asked < most:
+        taken = min(most - asked, max(1, (config.step_tokens - asked) // cell.question_tokens))
+        yield asked + taken * cell.question_tokens
+        asked += taken
 
 
 def _free_tokens(model: LoadedModel, setup: OursSetup) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from askmany.kernels.greedy_kernels import pick_rows, scan_rows
 
 BLOCK = 4096  # logits a program reads at once
-PROGRAMS = 1024  # about as many as keep a large GPU reading
+MOST_PARTS = 64  # of a row; they depend on the width alone, so that a row's bits are its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class GreedyPick:
     """Workspace and outputs for up to `rows` rows of `width` logits."""
 
     def __init__(self, rows: int, width: int, device: torch.device) -> None:
-        self._parts = max(1, min(-(-width // BLOCK), PROGRAMS // rows, 64))
+        self._parts = max(1, min(-(-width // BLOCK), MOST_PARTS))
         self._part_width = -(-width // self._parts)
         floats = torch.zeros(3, rows, self._parts, dtype=torch.float32, device=device)
         self._tops, self._seconds, self._sums = floats[0], floats[1], floats[2]

@@ -12,6 +12,8 @@ from askmany.kernels.merge_kernels import merge_partials
 from askmany.kernels.plan import WorkPlan
 from askmany.kernels.tables import LEVELS
 
+PINNED_TILE = (4, 8)  # deterministic chunking: how partials are summed must not depend on the rows of the step
+
 
 def merge(part_o: Tensor, part_lse: Tensor, plan: WorkPlan, out: Tensor, lse: Tensor | None, overlap: bool) -> None:
     """Fill `out` [T, HQ, D] and, if given, `lse` [T, HQ] from the partials that the work list of `plan` describes.
@@ -20,7 +22,7 @@ def merge(part_o: Tensor, part_lse: Tensor, plan: WorkPlan, out: Tensor, lse: Te
     """
     shape = plan.shape
     options = {"launch_pdl": True} if overlap else {}
-    heads, splits = merge_tile(out.shape[0] * shape.q_heads)
+    heads, splits = PINNED_TILE if plan.chunking.deterministic else merge_tile(out.shape[0] * shape.q_heads)
     merge_partials[(out.shape[0], -(-shape.q_heads // heads))](
         part_o, part_lse, plan.segments, plan.status, out, part_lse if lse is None else lse, out.stride(0), out.stride(1),
         SEGMENTS=LEVELS + 1, G=shape.group, HQ=shape.q_heads, D=shape.head_dim, BD=triton.next_power_of_2(shape.head_dim),

@@ -23,6 +23,15 @@ from askmany.kernels.tables import StepLimits, StepTables, entries_of
 from askmany.kernels.tiles import AttentionShape, Tiles, choose
 
 
+class Partials:
+    """Room for `count` partial results between the two launches of a layer: `o` [count, D] and `lse` [count], fp32."""
+
+    def __init__(self, count: int, head_dim: int, device: torch.device) -> None:
+        self.count = count
+        self.o = torch.empty(count, head_dim, dtype=torch.float32, device=device)
+        self.lse = torch.empty(count, dtype=torch.float32, device=device)
+
+
 class StreamAttention:
     """Kernel, work list and workspace for one head shape and one bucket of step sizes. Shared by all layers of a model."""
 
@@ -37,8 +46,10 @@ class StreamAttention:
         chunking: Chunking | None = None,
         tiles: Tiles | None = None,
         capacity: WorkCapacity | None = None,
+        partials: Partials | None = None,
     ) -> None:
-        """`node_rows`: tokens that typically read one node at once (default: all rows); `rows_per_stream`: tokens a stream brings."""
+        """`node_rows`: tokens that typically read one node at once (default: all rows); `rows_per_stream`: tokens a stream brings;
+        `partials`: a workspace that others use, too, one after the other. Raises ValueError if it is too small."""
         chunking = chunking or Chunking()
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
         self.shape = shape
@@ -47,8 +58,9 @@ class StreamAttention:
         self._overlap = capability is not None and capability[0] >= 9  # programmatic dependent launch
         slots = self.tiles.per_sm * (torch.cuda.get_device_properties(device).multi_processor_count if capability else 2)
         self.plan = WorkPlan(shape, self.tables, self.tiles, chunking, slots, capacity)
-        self._part_o = torch.empty(self.plan.capacity.partials, shape.head_dim, dtype=torch.float32, device=device)
-        self._part_lse = torch.empty(self.plan.capacity.partials, dtype=torch.float32, device=device)
+        self._partials = partials or Partials(self.plan.capacity.partials, shape.head_dim, device)
+        if self._partials.count < self.plan.capacity.partials:
+            raise ValueError(f"a workspace of {self._partials.count} partial results is given, {self.plan.capacity.partials} are needed")
 
     def load(self, batch: SplitBatch) -> None:
         """Describe the step by a `SplitBatch` and build its work list (eager use and tests; an engine writes `tables` itself)."""
@@ -64,8 +76,9 @@ class StreamAttention:
         """
         out = torch.empty_like(q) if out is None else out
         self._check(q, k_cache, v_cache, scale, out, lse)
-        attend(q, k_cache, v_cache, scale, self.plan, self._part_o, self._part_lse, self._overlap)
-        merge(self._part_o, self._part_lse, self.plan, out, lse, self._overlap)
+        part_o, part_lse = self._partials.o, self._partials.lse
+        attend(q, k_cache, v_cache, scale, self.plan, part_o, part_lse, self._overlap)
+        merge(part_o, part_lse, self.plan, out, lse, self._overlap)
         return out
 
     def _check(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, out: Tensor, lse: Tensor | None) -> None:

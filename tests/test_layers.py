@@ -49,6 +49,7 @@ DEVICE_HALF = {
     "split_space",
     "staging",
     "step_attention",
+    "workspaces",
 }
 # Who may import a foreign package, as patterns of paths. A package that is not named here is free, but for the rules below.
 ALLOWED = {

@@ -146,7 +146,7 @@ def test_replayed_steps_equal_the_passes(layout: str, monkeypatch: pytest.Monkey
 def test_steps_with_chunks_and_tails_are_replayed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of several rows, fewer wanted rows than places, steps that ask for nothing: one recording serves all of them."""
     monkeypatch.setattr("askmany.engine.space.store", launch_store)
-    monkeypatch.setattr("askmany.engine.space_makers.MIXED_ROWS", (16,))
+    monkeypatch.setattr("askmany.engine.workspaces.MIXED_ROWS", (16,))
     monkeypatch.setattr("askmany.engine.graphs.PATIENCE_FIRST", 0)
     rng = random.Random(4)
     questions = tuple(Question(f"q{i}", tokens(rng, 1 + 2 * i), Sampling(2 + i)) for i in range(2))

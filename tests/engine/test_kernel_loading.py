@@ -10,7 +10,8 @@ import torch
 
 from askmany.engine.kernel_loading import load_steps
 from askmany.engine.kv_pool import KVPool, KVShape
-from askmany.engine.space_makers import KernelSetting, SplitMaker, workspace_bytes
+from askmany.engine.space_makers import KernelSetting, SplitMaker
+from askmany.engine.workspaces import Processors, WorkRules, all_sizes, workspace_bytes
 from askmany.kernels.plan import Chunking
 from askmany.kernels.tiles import AttentionShape, Tiles, choose
 from tests.engine.test_kernel_steps import config_of
@@ -45,22 +46,44 @@ def test_deterministic_spaces_share_one_tile_and_others_take_the_measured_ones()
         return choose(shape, rows, 1, None)
 
     limits = config_of("split", max_rows=32, step_tokens=64, streams=32).limits
-    for deterministic, wanted in ((False, [4, 16, 32]), (True, [32, 32, 32])):
+    for deterministic, wanted in ((False, [4, 16, 32]), (True, [])):
         setting = KernelSetting(model, pool, 8, limits, 64, Chunking(deterministic=deterministic), nodes=4, tiles=tiles)
         maker, drawn = SplitMaker(setting), torch.zeros(32, dtype=torch.int64)
         asked.clear()
-        for bucket in maker.buckets:
-            if bucket.decode:
-                maker.space(bucket, maker.sample(bucket.rows), drawn)
+        buckets = [bucket for bucket in maker.buckets if bucket.decode or deterministic]
+        spaces = [maker.space(bucket, maker.sample(bucket.rows, bucket.rows), drawn) for bucket in buckets]
         assert asked == wanted
+        assert not deterministic or len({space.layout._attention.tiles for space in spaces}) == 1  # type: ignore[attr-defined]
 
 
 def test_workspaces_are_counted_before_the_pool_is_made() -> None:
     """The estimate covers what the spaces of a Hopper GPU really ask for, and stays small beside its memory."""
     shape = AttentionShape(32, 32, 128, 64, torch.bfloat16)
     limits = config_of("split", max_rows=256, step_tokens=2048, streams=256).limits
-    counted = workspace_bytes(shape, limits, "split", 32016, (9, 0), 132)
-    assert 2e8 < counted < 8e9
-    assert workspace_bytes(shape, limits, "interleaved", 32016, (9, 0), 132) < counted
+    rules = WorkRules(shape, Chunking(), 16384, 256, Processors(132, (9, 0)))
+    counted = workspace_bytes(rules, limits, "split", 32016)
+    assert 2e8 < counted < 2e9
+    assert workspace_bytes(rules, limits, "interleaved", 32016) < counted
     fewer = config_of("split", max_rows=64, step_tokens=512, streams=64).limits
-    assert workspace_bytes(shape, fewer, "split", 32016, (9, 0), 132) < counted
+    assert workspace_bytes(rules, fewer, "split", 32016) < counted
+    room = rules.most_partials(all_sizes(limits, 128, 4096))
+    for size in all_sizes(limits, 128, 4096):
+        assert all(rules.capacity(size, rules.tiles(rows, size.rows_per_run)[0]).partials <= room for rows in (1, 7, 64, 200, size.rows))
+
+
+def test_one_workspace_serves_all_spaces() -> None:
+    (model, pool), config = model_and_pool(16), config_of("split", kv_tokens=256)
+    maker = SplitMaker(KernelSetting(model, pool, config.page_size, config.limits, 64))
+    drawn = torch.zeros(maker.most_wanted, dtype=torch.int64)
+    spaces = [maker.eager_space(drawn), *(maker.space(bucket, maker.empty, drawn) for bucket in maker.buckets)]
+    assert len({space.layout._attention._partials.o.data_ptr() for space in spaces}) == 1  # type: ignore[attr-defined]
+
+
+def test_large_document_chunks_are_left_to_the_prefill_kernel() -> None:
+    (model, pool), config = model_and_pool(16), config_of("split", step_tokens=1024, kv_tokens=256)
+    maker = SplitMaker(KernelSetting(model, pool, config.page_size, config.limits, 64))
+    largest = maker.buckets[-1]
+    step = maker.sample(700, 1)
+    assert maker.fits(largest, step)
+    step.chunk_rows = 600
+    assert not maker.fits(largest, step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,11 @@ def documents(seed: int, count: int = 3, questions: int = 12) -> list[Document]:
     return [Document(f"d{d}", (instruction, ids(200, 1500)), asked()) for d in range(count)]
 
 
+def first_tokens(asked: list[Document]) -> list[Document]:
+    """The same documents, asked for one token an answer."""
+    return [replace(d, questions=tuple(replace(q, sampling=Sampling(1)) for q in d.questions)) for d in asked]
+
+
 def run(engine: Any, asked: list[Document]) -> dict[Key, StreamResult]:
     for document in asked:
         engine.submit(document)
@@ -105,16 +111,19 @@ def test_fp32_answers_are_those_of_the_passes(layout: str, capture: bool) -> Non
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_bf16_documents_through_another_librarys_prefill(layout: str, head_dim: int) -> None:
-    """Few answers may part, by near-ties of bf16."""
-    model, config, asked = model_of(torch.bfloat16, head_dim), config_of(layout), documents(2)
+    """First tokens part at near-ties alone: where the two largest logits are no further apart than bf16 moves one."""
+    model, config, asked = model_of(torch.bfloat16, head_dim), config_of(layout), first_tokens(documents(2))
     found = best_prefill(AttentionShape(8, 2, head_dim, 64, torch.bfloat16), model.device)
     if found is None:
         pytest.skip("neither FlashAttention-3 nor FlashInfer is installed")
     print(f"prefill by {found[0]}")
     wanted = run(poisoned_engine(model, config), asked)
     got = run(pipelined(model, config, chunk_pass=ChunkPass(found[1])), asked)
-    first = [got[key].answer_token_ids[0] == wanted[key].answer_token_ids[0] for key in wanted]
-    assert sum(first) >= 0.9 * len(first)
+    parted = [key for key in wanted if got[key].answer_token_ids != wanted[key].answer_token_ids]
+    moved = max(abs(got[key].logprob - wanted[key].logprob) for key in wanted if key not in parted)
+    assert len(parted) < len(wanted) / 2
+    assert moved < 0.05
+    assert max((wanted[key].margin for key in parted), default=0.0) <= 2 * moved
 
 
 def test_deterministic_answers_are_bitwise_whatever_rides_along() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
+import sys
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 
 from askmany.jobs import bench_contender, bench_gpu
 from askmany.jobs.bench_cells import Cell, draw, suites
+from askmany.jobs.bench_ours import OursSetup, _tail_rows
 from askmany.jobs.bench_plots import plot
+from askmany.jobs.bench_process import lines_of
 from askmany.jobs.bench_ratios import geometric_mean, grid_interval, interval
 from askmany.jobs.bench_shapes import SHAPES
 
@@ -21,8 +24,8 @@ COMMAND = ["--device", "cpu", "--shape", "tiny", "--suite", "tiny", "--contender
 SMALL = ["--seeds", "2", "--max-rows", "8", "--setup", '{"page_size": 8, "kv_tokens": 1024, "step_tokens": 64}']
 
 
-def in_process(job_file: Path, name: str) -> list[dict[str, Any]]:
-    """`bench_gpu._lines_of` without the cost of a process."""
+def in_process(job_file: Path, name: str, most_s: float) -> list[dict[str, Any]]:
+    """`bench_process.lines_of` without the cost of a process."""
     printed = io.StringIO()
     with redirect_stdout(printed):
         bench_contender.main(str(job_file))
@@ -33,11 +36,11 @@ def in_process(job_file: Path, name: str) -> list[dict[str, Any]]:
 def test_the_command_pairs_contenders_and_writes_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, list[int]]] = []
 
-    def lines_of(job_file: Path, name: str) -> list[dict[str, Any]]:
+    def lines_of(job_file: Path, name: str, most_s: float) -> list[dict[str, Any]]:
         ran.append((name, json.loads(job_file.read_text())["order"]))
-        return in_process(job_file, name)
+        return in_process(job_file, name, most_s)
 
-    monkeypatch.setattr(bench_gpu, "_lines_of", lines_of)
+    monkeypatch.setattr(bench_gpu, "lines_of", lines_of)
     out = tmp_path / "engine.json"
     bench_gpu.main([*COMMAND, *SMALL, "--out", str(out), "--plots", str(tmp_path / "plots"), "--commit", "abc"])
     names = ["transformers", "interleaved", "split"]
@@ -56,7 +59,7 @@ def test_the_command_pairs_contenders_and_writes_its_record(tmp_path: Path, monk
 
 
 def test_p_of_the_interleaved_layout_is_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_gpu, "_lines_of", in_process)
+    monkeypatch.setattr(bench_gpu, "lines_of", in_process)
     monkeypatch.setattr(bench_contender, "calibrated_streams", lambda measure, most: (2, f"P = 2: {measure(2) > 0}, {most}"))
     setup = ["--setup", '{"page_size": 8, "kv_tokens": 1024, "step_tokens": 64, "streams": "calibrate"}']
     out = tmp_path / "o.json"
@@ -66,23 +69,45 @@ def test_p_of_the_interleaved_layout_is_calibrated(tmp_path: Path, monkeypatch: 
     assert json.loads(out.read_text())["notes"]["interleaved"]["calibrated"] == "P = 2: True, 3"
 
 
+def interpreter(tmp_path: Path, script: str) -> str:
+    """Stands for Python: a program that runs `script` of the shell, whatever its arguments."""
+    file = tmp_path / "python"
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
 def test_a_contender_runs_in_a_process_of_its_own_and_a_failure_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ran: list[list[str]] = []
+    script = """echo a warning; echo '{"no": 1}'; echo 'BENCH {"start_s": 1.5}'; echo out of memory "$@" >&2; exit 1"""
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path, script))
+    assert list(lines_of(Path("job.json"), "split", 60)) == [{"start_s": 1.5}]
+    assert "FAILED split after 1 lines: out of memory -m askmany.jobs.bench_contender job.json" in capsys.readouterr().out
 
-    def run(command: list[str], **how: object) -> subprocess.CompletedProcess[str]:
-        ran.append(command)
-        return subprocess.CompletedProcess(command, 1, 'a warning\n{"no": 1}\nBENCH {"start_s": 1.5}\n', "out of memory")
 
-    monkeypatch.setattr(subprocess, "run", run)
-    assert bench_gpu._lines_of(Path("job.json"), "split") == [{"start_s": 1.5}]
-    assert ran[0][1:] == ["-m", "askmany.jobs.bench_contender", "job.json"]
-    assert "FAILED split after 1 lines: out of memory" in capsys.readouterr().out
+def test_a_contender_that_hangs_is_stopped_and_what_it_said_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path, """echo 'BENCH {"start_s": 1.5}'; exec sleep 300"""))
+    assert list(lines_of(Path("job.json"), "stock-fa3", 1.0)) == [{"start_s": 1.5}]
+    assert "STOPPED stock-fa3 after 1 s and 1 lines" in capsys.readouterr().out
+
+
+def test_a_short_warm_up_serves_cells_of_even_answers_alone() -> None:
+    even, mixed = Cell("even", 8, 2, 128), Cell("mixed", 8, 2, 46, spread=44, cap=160)
+    assert bench_contender.warm_up(even) == replace(even, new_tokens=bench_contender.WARM_UP_TOKENS)
+    assert bench_contender.warm_up(mixed) == mixed
+
+
+def test_steps_that_bring_tails_in_are_captured_before_the_clock_starts() -> None:
+    config = OursSetup(max_rows=256, step_tokens=2048).config(1 << 16, "cpu")
+    assert list(_tail_rows(Cell("c", 8192, 64, 8), config)) == [768]
+    assert list(_tail_rows(Cell("c", 8192, 256, 8), config)) == [2040, 170 + 86 * 12]
 
 
 def test_nothing_begins_after_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(bench_gpu, "_lines_of", lambda job_file, name: [])
+    monkeypatch.setattr(bench_gpu, "lines_of", lambda job_file, name, most_s: [])
     bench_gpu.main([*COMMAND, "--limit-s", "0", "--out", str(tmp_path / "o.json")])
     assert capsys.readouterr().out.count("LEFT OUT for time") == 6
     assert json.loads((tmp_path / "o.json").read_text())["table"] == []

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from askmany.kernels.layout import PrivateItem, SharedItem, SplitBatch
+from askmany.kernels.merge import merge
 from askmany.kernels.oracle import lse_error, relative_error
 from askmany.kernels.plan import Chunking, WorkCapacity
 from askmany.kernels.stream_attention import StreamAttention
@@ -187,3 +188,20 @@ def test_what_does_not_fit_the_tables_is_refused(device: str) -> None:
         attention.run(world.q, world.k_cache, world.v_cache, 0.0)
     with pytest.raises(ValueError, match="must be"):
         attention.run(world.q[:, :3], world.k_cache, world.v_cache, 1.0)
+
+
+def test_pinned_merges_sum_alike_in_steps_of_any_size(device: str) -> None:
+    """A row with many partials, merged among few rows and among many."""
+    shape, splits, rows = AttentionShape(8, 8, 16, 16, torch.float32), 13, 120
+    attention = StreamAttention(shape, StepLimits(rows, rows, 1, 8), torch.device(device), chunking=PINNED)
+    plan, count = attention.plan, rows * 8 * splits
+    part_o, part_lse = torch.randn(count, 16, device=device), torch.randn(count, device=device) * 3
+    plan.segments[:, -1, 0] = splits
+    plan.segments[:, -1, 1] = torch.arange(rows, device=device, dtype=torch.int32) * 8 * splits
+    plan.segments[:, -1, 2] = 1
+    few, many = (torch.empty(size, 8, 16, device=device) for size in (3, rows))
+    for out in (few, many):
+        merge(part_o, part_lse, plan, out, None, overlap=False)
+    assert torch.equal(few, many[:3])
+    own = part_lse.view(rows, 8, splits).double().softmax(-1)
+    torch.testing.assert_close(many.double(), (own[..., None] * part_o.view(rows, 8, splits, 16).double()).sum(2), rtol=1e-5, atol=1e-5)

@@ -49,7 +49,7 @@ def test_wanted_rows_alone_get_logits(loaded: SglangModel) -> None:
 @pytest.mark.skipif(not INTERPRETED, reason="interpreted kernels alone can be recorded")
 def test_a_recorded_step_serves_other_documents(loaded: SglangModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("askmany.engine.space.store", launch_store)
-    monkeypatch.setattr("askmany.engine.space_makers.MIXED_ROWS", (16,))
+    monkeypatch.setattr("askmany.engine.workspaces.MIXED_ROWS", (16,))
     monkeypatch.setattr("askmany.engine.graphs.PATIENCE_FIRST", 0)  # steps with chunks and tails are recorded at once, too
     rng = random.Random(3)
     questions = tuple(Question(f"q{i}", tokens(rng, 1 + i), Sampling(2 + i)) for i in range(2))
