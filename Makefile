@@ -23,7 +23,7 @@ demo: $(READY)
 	$(BIN)/askmany run jobs/demo/config.yaml
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=15 --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=40 --cov --cov-report=term:skip-covered
 
 test-sglang: $(SGLANG_RELEASES:%=test-sglang-%)
 
