@@ -27,6 +27,7 @@ WARM_UP_TOKENS = 12
 CALIBRATION = -2
 RUN_TO_COMPLETION = "run-to-completion"
 MARK = "BENCH "  # before each object; libraries print, too
+END = "BENCH END"  # the last line of a contender that has done all of its work
 
 
 class Contender(Protocol):
@@ -98,6 +99,7 @@ def main(job_file: str) -> None:
         _say(notes=contender.notes())
     finally:
         contender.close()
+    print(END, flush=True)
 
 
 def warm_up(cell: Cell) -> Cell:

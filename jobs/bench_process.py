@@ -5,7 +5,10 @@ Knows nothing of what the lines say.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,33 +17,52 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from askmany.jobs.bench_contender import MARK
+from askmany.jobs.bench_contender import END, MARK
 
 
 def lines_of(job_file: Path, name: str, most_s: float) -> Iterator[dict[str, Any]]:
     """Run the contender of `job_file`, for `most_s` seconds at most; the JSON objects that it prints behind MARK, each as it comes.
 
-    A contender that fails or is stopped is told of on the terminal; what it had said stands.
+    A contender that fails or is stopped is told of on the terminal; what it had said stands. After its END it is ended with all that it
+    started: compilers that its libraries keep would hold its output open for ever.
     """
     command = [sys.executable, "-m", "askmany.jobs.bench_contender", str(job_file)]
     with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-        stop = threading.Timer(most_s, process.kill)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
+        stopped = threading.Event()
+
+        def stop_now() -> None:
+            stopped.set()
+            _end(process)
+
+        stop = threading.Timer(most_s, stop_now)
         stop.start()
-        count = 0
+        count, ended = 0, False
         try:
             assert process.stdout is not None
             for line in process.stdout:
+                if line == END + "\n":
+                    ended = True
+                    break
                 if line.startswith(MARK):
                     count += 1
                     yield json.loads(line.removeprefix(MARK))
         finally:
-            stopped = stop.finished.is_set()
             stop.cancel()
-            process.kill()
-            code = process.wait()
-        if stopped:
+            if not (ended or stopped.is_set()):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=10)
+            code = process.poll()
+            _end(process)
+        if stopped.is_set():
             print(f"STOPPED {name} after {most_s:.0f} s and {count} lines", flush=True)
-        elif code not in (0, -9):
+        elif not ended:
             errors.seek(0)
-            print(f"FAILED {name} after {count} lines: {errors.read()[-3000:]}", flush=True)
+            print(f"FAILED {name} after {count} lines (exit code {code}): {errors.read()[-3000:]}", flush=True)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill it and what it started, unless that is over."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

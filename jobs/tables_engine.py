@@ -109,7 +109,7 @@ def _losses(rows: Sequence[Row]) -> str:
     if not lost:
         return f"No cell of {len(rows)} is slower than the best stock backend."
     names = (
-        f"- {row['work']}, {row['model']}, {_layout(row)}, {_sizes(row)}: {row['ratio']:.2f}x ({_interval(row)})"
+        f"- {row['work']}, {row['model']}, {_layout(row)}, {_sizes(row)}: {row['ratio']:.2f}x ({row['low']:.2f} to {row['high']:.2f})"
         f"{', the whole interval' if row['high'] < 1 else ''}"
         for row in sorted(lost, key=lambda row: row["ratio"])
     )
@@ -155,15 +155,23 @@ def _fits(fits: Iterable[Row]) -> str:
 
 
 def _details(rows: Iterable[Row]) -> str:
-    names = ("work", "model shape", "layout", "documents", "tokens", "questions", "new", "ours s", "stock s", "best stock", "ratio", "95 %")
+    names = (
+        "work", "model shape", "layout", "documents", "tokens", "questions", "new", "ours s", "stock s", "best stock", "of", "pairs",
+        "ratio", "95 %",
+    )  # fmt: skip
     lines = (
         (
             r["work"], r["model"], _layout(r), str(r["documents"]), f"{r['document_tokens']:,}", str(r["questions"]), str(r["new_tokens"]),
-            f"{r['ours_s']:.3f}", f"{r['stock_s']:.3f}", r["best_stock"].removeprefix("stock-"), f"{r['ratio']:.2f}x", _interval(r),
+            f"{r['ours_s']:.3f}", f"{r['stock_s']:.3f}", _backend(r["best_stock"]),
+            ", ".join(map(_backend, sorted(r["stock_all_s"]))), str(len(r["ratios"])), f"{r['ratio']:.2f}x", _interval(r),
         )
         for r in rows
     )  # fmt: skip
     return f"<details><summary>All cells</summary>\n\n{_table(names, lines)}\n\n</details>"
+
+
+def _backend(contender: str) -> str:
+    return contender.removeprefix("stock-")
 
 
 def _layout(row: Row) -> str:
@@ -172,7 +180,8 @@ def _layout(row: Row) -> str:
 
 
 def _interval(row: Row) -> str:
-    return f"{row['low']:.2f} to {row['high']:.2f}"
+    """Nothing where a single timing gives none."""
+    return "-" if row["low"] == row["high"] else f"{row['low']:.2f} to {row['high']:.2f}"
 
 
 def _sizes(row: Row) -> str:

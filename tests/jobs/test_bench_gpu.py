@@ -30,7 +30,7 @@ def in_process(job_file: Path, name: str, most_s: float) -> list[dict[str, Any]]
     with redirect_stdout(printed):
         bench_contender.main(str(job_file))
     lines = printed.getvalue().splitlines()
-    return [json.loads(line.removeprefix(bench_contender.MARK)) for line in lines if line.startswith(bench_contender.MARK)]
+    return [json.loads(line.removeprefix(bench_contender.MARK)) for line in lines if line.startswith(bench_contender.MARK + "{")]
 
 
 def test_the_command_pairs_contenders_and_writes_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_a_contender_runs_in_a_process_of_its_own_and_a_failure_is_told(
     script = """echo a warning; echo '{"no": 1}'; echo 'BENCH {"start_s": 1.5}'; echo out of memory "$@" >&2; exit 1"""
     monkeypatch.setattr(sys, "executable", interpreter(tmp_path, script))
     assert list(lines_of(Path("job.json"), "split", 60)) == [{"start_s": 1.5}]
-    assert "FAILED split after 1 lines: out of memory -m askmany.jobs.bench_contender job.json" in capsys.readouterr().out
+    assert "FAILED split after 1 lines (exit code 1): out of memory -m askmany.jobs.bench_contender job.json" in capsys.readouterr().out
 
 
 def test_a_contender_that_hangs_is_stopped_and_what_it_said_stands(
@@ -92,6 +92,18 @@ def test_a_contender_that_hangs_is_stopped_and_what_it_said_stands(
     monkeypatch.setattr(sys, "executable", interpreter(tmp_path, """echo 'BENCH {"start_s": 1.5}'; exec sleep 300"""))
     assert list(lines_of(Path("job.json"), "stock-fa3", 1.0)) == [{"start_s": 1.5}]
     assert "STOPPED stock-fa3 after 1 s and 1 lines" in capsys.readouterr().out
+
+
+def test_what_a_contender_leaves_running_does_not_keep_the_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A compiler in the background that holds the output open."""
+    script = f"""(sleep 300) & echo $! > {tmp_path}/child; echo 'BENCH {{"start_s": 1.5}}'; echo 'BENCH END'"""
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path, script))
+    assert list(lines_of(Path("job.json"), "split", 60)) == [{"start_s": 1.5}]
+    assert capsys.readouterr().out == ""
+    child = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/status")
+    assert not child.exists() or "zombie" in child.read_text()
 
 
 def test_a_short_warm_up_serves_cells_of_even_answers_alone() -> None:
