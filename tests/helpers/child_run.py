@@ -110,6 +110,29 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=30)
 
 
+def watch(folder: Path) -> Any:
+    """Keep what a person and a Prometheus server see: the terminal's text in `console.txt`, the last scrape in `scrape.txt`."""
+    from urllib.request import urlopen
+
+    from rich.console import Console
+
+    from askmany.pipeline import recording
+
+    serve = recording.serve
+
+    def served(totals: Any, host: str, port: int) -> Any:
+        stop = serve(totals, host, port)
+
+        def scrape_and_stop() -> None:
+            (folder / "scrape.txt").write_bytes(urlopen(f"http://{host}:{port}/metrics", timeout=30).read())
+            stop()
+
+        return scrape_and_stop
+
+    recording.serve = served
+    return Console(file=open(folder / "console.txt", "w", buffering=1), width=200)
+
+
 def main(spec_path: str) -> None:
     from askmany.engine.errors import AskmanyError, ConfigError
     from askmany.pipeline.run import run
@@ -117,8 +140,11 @@ def main(spec_path: str) -> None:
     spec = json.loads(Path(spec_path).read_text())
     trouble = Trouble(**{key: tuple(value) if isinstance(value, list) else value for key, value in spec["trouble"].items()})
     began = time.monotonic()
+    how = dict(spec["how"])
+    if "watched" in how:
+        how["console"] = watch(Path(how.pop("watched")))
     try:
-        result = run(spec["config"], build_engine=BuildTroubled(trouble), **spec["how"])
+        result = run(spec["config"], build_engine=BuildTroubled(trouble), **how)
         values = {"exit_code": result.exit_code, "state": result.state, "records": result.records, "statuses": dict(result.statuses)}
         values |= {"usage": dict(result.usage), "launch_records": result.launch_records}
     except AskmanyError as error:

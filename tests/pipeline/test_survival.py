@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -207,13 +208,14 @@ def test_an_unreadable_shard_is_redone_with_a_warning_and_finished_ones_are_not_
 
 def test_every_figure_agrees_also_after_a_resume(tmp_path: Path, ray_address: str) -> None:
     config = values(tmp_path, ray_address, 60, output={"shard_documents": 10})
+    config["metrics"] |= {"host": "127.0.0.1", "port": unused_port()}
     process = start(tmp_path, config, Trouble(pause_s=0.1))
     out = tmp_path / "out"
     while shards(out) < 2 and process.poll() is None:
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    result = run_child(tmp_path, config)
+    result = run_child(tmp_path, config, watched=str(tmp_path))
     store = ObjectStore(str(out), {})
     manifest, status = read_manifest(store), read_status(store)
     run = json.loads(store.get("run.json"))
@@ -225,3 +227,27 @@ def test_every_figure_agrees_also_after_a_resume(tmp_path: Path, ray_address: st
     page = (out / "report.html").read_text()
     assert "<b>120</b>" in page
     assert "of 120 planned" in page
+    console = (tmp_path / "console.txt").read_text()
+    progress = [line for line in console.splitlines() if " documents · " in line][-1]
+    answered = result["launch_records"]  # a progress line tells of its own launch
+    assert progress.startswith(f"{answered // 2}/{answered // 2} documents · {answered}/{answered} questions · ")
+    assert f"done: 120 of 120 records ({', '.join(f'{count} {status}' for status, count in manifest.statuses.items())})" in console
+    scraped = scrape(tmp_path / "scrape.txt")
+    assert (scraped["askmany_documents_total"], scraped["askmany_planned_documents"]) == (60, 60)
+    assert sum(value for name, value in scraped.items() if name.startswith("askmany_records_total")) == 120
+    assert {name: scraped[f'askmany_records_total{{status="{name}"}}'] for name in manifest.statuses} == dict(manifest.statuses)
+    assert scraped["askmany_shards_total"] == len(manifest.shards) == 6
+    for name in ("answer_tokens", "decode_tokens", "tail_tokens", "steps", "kv_bytes_read"):
+        assert scraped[f"askmany_{name}_total"] == manifest.usage[name]
+
+
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def scrape(file: Path) -> dict[str, float]:
+    """The samples of a scrape, by name and labels."""
+    lines = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
