@@ -5,6 +5,7 @@ Imports nothing heavy itself: `build_engine` loads PyTorch when it is called.
 
 from __future__ import annotations
 
+from askmany.engine.choice import Expected, bounded, chosen
 from askmany.engine.config import EngineConfig
 from askmany.engine.engine import Engine
 from askmany.engine.interleaved import InterleavedScheduler
@@ -25,19 +26,24 @@ def build_scheduler(config: EngineConfig) -> Scheduler:
     return InterleavedScheduler(pool, tree, config.limits)
 
 
-def build_engine(model: ResolvedModel, config: EngineConfig, context_tokens: int | None = None) -> Engine:
+def build_engine(model: ResolvedModel, config: EngineConfig, context_tokens: int | None = None, expected: Expected | None = None) -> Engine:
     """Load `model` on the device that `config` names, with a KV pool for prompts and answers of `context_tokens` (default: the model's).
 
-    Raises ConfigError in one line when the device is not there, the model is not supported, or weights and context do not fit.
+    `expected` is what `streams: auto` goes by: the engine's `choice` tells what came of it, and a GPU's graphs for it are made now. Raises
+    ConfigError in one line when the device is not there, the model is not supported, or weights and context do not fit.
     """
     from askmany.engine.loading import load_executor
 
-    executor, resolved = load_executor(model, config, context_tokens or model.context_tokens)
+    executor, resolved = load_executor(model, bounded(config, expected), context_tokens or model.context_tokens)
     make = Engine if executor.steps is None else PipelinedEngine
-    return make(
+    engine = make(
         build_scheduler(resolved),
         executor,
         TextTokenizer(model.folder),
         eos_token_ids=model.eos_token_ids,
         kv_bytes_per_token=executor.pool.shape.token_bytes,
     )
+    engine.choice = chosen(config, resolved, expected)
+    if engine.choice and executor.steps:
+        executor.steps.warm([engine.choice.rows])
+    return engine

@@ -11,6 +11,7 @@ from dataclasses import replace
 from time import perf_counter
 
 from askmany.engine.answers import Answer, Detokenizer, GrowingAnswer, LabelAnswer
+from askmany.engine.choice import Choice
 from askmany.engine.errors import EngineError
 from askmany.engine.metrics import Metrics, measure
 from askmany.engine.request import Document, FinishReason, Stream, StreamResult
@@ -33,6 +34,7 @@ class Engine:
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
+        self.choice: Choice | None = None  # what its builder made of `streams: auto`
         self._detokenizer = detokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
         self._kv_bytes_per_token = kv_bytes_per_token

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from askmany.engine.build import build_scheduler
+from askmany.engine.choice import Expected, bounded, chosen
 from askmany.engine.config import EngineConfig
 from askmany.engine.engine import Engine
 from askmany.engine.labels import LabelTrie
@@ -247,8 +248,12 @@ def fake_engine(
     vocab_size: int = VOCAB_SIZE,
     kv_bytes_per_token: int = 1,
     faults: Faults | None = None,
+    expected: Expected | None = None,
 ) -> Engine:
-    """An engine without a model. `kv_tokens` is used where the config says `auto`."""
-    resolved = (config or EngineConfig()).resolve(device="cpu", dtype="float32", kv_tokens=kv_tokens)
+    """An engine without a model. `kv_tokens` is used where the config says `auto`; `expected` as in `build.build_engine`."""
+    asked = config or EngineConfig()
+    resolved = bounded(asked, expected).resolve(device="cpu", dtype="float32", kv_tokens=kv_tokens)
     executor = FakeExecutor(resolved.page_size, vocab_size, faults)
-    return Engine(build_scheduler(resolved), executor, FakeDetokenizer(), eos_token_ids, kv_bytes_per_token)
+    engine = Engine(build_scheduler(resolved), executor, FakeDetokenizer(), eos_token_ids, kv_bytes_per_token)
+    engine.choice = chosen(asked, resolved, expected)
+    return engine

@@ -32,7 +32,8 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """A committed group: its shard, how long it took, who did it. `retries` counts the worker's retried I/O since its last word.
+    """A committed group: its shard, how long it took, who did it. `retries` counts the worker's retried I/O since its last word,
+    `choice` is what its engine made of `streams: auto`.
 
     `shard` is None when the worker was draining and the group is left for the next launch.
     """
@@ -44,6 +45,7 @@ class Ack:
     accelerator: str
     notes: Notes = field(default_factory=Notes)
     retries: Mapping[str, int] = field(default_factory=dict)
+    choice: Mapping[str, Any] | None = None
 
     @property
     def footer(self) -> ShardFooter:

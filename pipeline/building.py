@@ -5,9 +5,11 @@ The only place that knows which engines there are. Heavy libraries are loaded he
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any
 
+from askmany.engine.choice import Expected
 from askmany.engine.models import ResolvedModel, resolve_model
 from askmany.engine.prompts import PromptBuilder
 from askmany.pipeline.config import RunConfig
@@ -48,16 +50,21 @@ class _GrammarCheck:
         return self._compiler.compile(grammar)
 
 
-def build_engine(config: RunConfig) -> Engine:
-    """The engine that the configuration names, with its model loaded."""
+def build_engine(config: RunConfig, expected: Expected | None = None) -> Engine:
+    """The engine that the configuration names, with its model loaded; `expected` is what the plan brings, where there is one."""
     model = resolve(config, weights=True)
     if config.engine.backend == "fake":
         from askmany.engine.fake import fake_engine
 
-        return fake_engine(config.engine, kv_tokens=FAKE_KV_TOKENS, kv_bytes_per_token=model.kv_bytes_per_token(4))
+        return fake_engine(config.engine, kv_tokens=FAKE_KV_TOKENS, kv_bytes_per_token=model.kv_bytes_per_token(4), expected=expected)
     from askmany.engine.build import build_engine as build
 
-    return build(model, config.engine, config.context_tokens)
+    return build(model, config.engine, config.context_tokens, expected)
+
+
+def informed(factory: Callable[[RunConfig], Engine], expected: Expected | None) -> Callable[[RunConfig], Engine]:
+    """The factory with what the plan brings, if it is this module's; any other is called with the configuration alone."""
+    return partial(build_engine, expected=expected) if factory is build_engine else factory
 
 
 def build_group_engine(config: RunConfig, place: tuple[str, int], rank: int, ranks: int) -> Engine | None:

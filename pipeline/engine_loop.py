@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
+from askmany.engine.choice import Choice
 from askmany.engine.errors import DocumentError, EngineError, QuestionError
 from askmany.engine.request import Document, StreamResult
 
@@ -95,6 +96,11 @@ class EngineLoop:
     def room_tokens(self) -> int:
         """Tokens that the engine's KV pool holds; no bound for an engine that does not say."""
         return int(getattr(self._engine, "room_tokens", 1 << 62))
+
+    @property
+    def choice(self) -> Choice | None:
+        """What the engine's builder made of `streams: auto`, where it was told of the plan."""
+        return getattr(self._engine, "choice", None)
 
     def take_usage(self) -> dict[str, float]:
         """The engine's counters since the last call: every unit of work is handed out once, whoever asks."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from askmany.pipeline.acks import Ack
 from askmany.pipeline.attempts import FOLDER as ATTEMPTS
 from askmany.pipeline.carrying import put_aside
 from askmany.pipeline.commit import Manifest, Shard, seal
@@ -40,6 +41,14 @@ class Launch:
     acks: dict[str, Shard] = field(default_factory=dict)
     records: int = 0
     message: str = ""
+    choices: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def note_choice(self, ack: Ack) -> None:
+        """What `streams: auto` came to on a kind of worker, told once a kind: in the ledger now, in run.json in the end."""
+        if ack.choice is not None and ack.accelerator not in self.choices:
+            self.choices[ack.accelerator] = ack.choice
+            if self.recorder is not None:
+                self.recorder.event("streams chosen", {"accelerator": ack.accelerator, **ack.choice})
 
     def warn_of_distrusted(self, planned: PlannedRun) -> None:
         """Objects that bear a shard's name and are none of this run: said aloud, since they are redone."""
@@ -80,6 +89,8 @@ def _write(launch: Launch, planned: PlannedRun, manifest: Manifest, state: State
     this: list[dict[str, Any]] = []
     if launch.began is not None:
         this = [{"began": round(launch.began, 3), "seconds": result.seconds, "records": launch.records, "state": state}]
+        if launch.choices:
+            this[0]["choices"] = launch.choices
     write_run(opened.store, run_values(opened, result, [*launches(opened), *this]))
     return result
 

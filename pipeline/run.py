@@ -21,6 +21,7 @@ from askmany.pipeline import building
 from askmany.pipeline.config import RunConfig
 from askmany.pipeline.config_file import load_config, parse_config
 from askmany.pipeline.dispatch import Pool, dispatch, size_pool
+from askmany.pipeline.expecting import expect
 from askmany.pipeline.fingerprint import basis
 from askmany.pipeline.finishing import Launch, finish, launches
 from askmany.pipeline.interrupt import draining_first, interrupts_as_exceptions
@@ -118,14 +119,15 @@ def show_plan(opened: OpenedRun, builders: Builders, console: Console) -> RunRes
 def answer(launch: Launch, planned: PlannedRun, pool: Pool, builders: Builders) -> RunResult:
     """Dispatch what is left to do; whatever happens, what is committed by then is sealed and readable."""
     opened, epoch = launch.opened, launch.lock.epoch
+    apart = long_above(opened.config, opened.preparer)
     job = Job(
         opened.config,
         opened.fingerprint,
         epoch,
-        builders.engine,
+        building.informed(builders.engine, expect(planned.plan, planned.todo, apart)),
         builders.preparer,
         launch.retry_errors,
-        long_above(opened.config, opened.preparer),
+        apart,
         builders.group_engine,
         planned.plan.sets,
     )
@@ -167,6 +169,7 @@ def _collect(launch: Launch, planned: PlannedRun, pool: Pool, job: Job, watcher:
             else:
                 launch.acks[ack.group] = ack.shard
                 launch.records += ack.shard.footer.rows
+            launch.note_choice(ack)
             watcher.book(ack)
     return state
 

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
@@ -220,7 +220,8 @@ class GroupWorker:
 
     def _ack(self, group: str, shard: Shard | None, started: float, notes: Notes | None = None) -> Ack:
         seconds = time.monotonic() - started
-        return Ack(group, shard, seconds, self._name, self.accelerator, notes or Notes(), self._store.retrier.take())
+        choice = asdict(self._loop.choice) if self._loop.choice else None
+        return Ack(group, shard, seconds, self._name, self.accelerator, notes or Notes(), self._store.retrier.take(), choice)
 
     def _watch(self) -> Watchdog | None:
         limit_s = self._job.config.workers.watchdog_s

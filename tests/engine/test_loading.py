@@ -6,13 +6,14 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from askmany.engine import loading, memory
 from askmany.engine.build import build_engine
+from askmany.engine.choice import Expected
 from askmany.engine.config import EngineConfig
 from askmany.engine.errors import ConfigError
 from askmany.engine.loading import load_executor
@@ -35,6 +36,24 @@ def test_an_engine_from_a_folder_answers(tiny: ResolvedModel) -> None:
     assert len(result.answer_token_ids) <= 4
     assert isinstance(result.text, str)
     assert engine.metrics.kv_bytes_read > 0
+
+
+@pytest.mark.parametrize("layout", ["split", "interleaved"])
+def test_what_is_expected_changes_no_answer(tiny: ResolvedModel, layout: Literal["split", "interleaved"]) -> None:
+    config = EngineConfig(layout=layout, device="cpu", dtype="float32", kv_tokens=512, page_size=8)
+    documents = [
+        Document(f"d{i}", ((1, 2, 3), (4 + i, 5, 6)), tuple(Question(f"q{j}", (7 + j, 8), Sampling(5)) for j in range(5))) for i in range(5)
+    ]
+    answers = []
+    for expected in (None, Expected(6, 5, 2, 5, most_questions=5, streams=25)):
+        engine = build_engine(tiny, config, expected=expected)
+        for document in documents:
+            engine.submit(document)
+        answers.append({(r.document_key, r.question_id): r.answer_token_ids for r in engine.drain()})
+    assert len(answers[0]) == 25
+    assert answers[0] == answers[1]
+    assert engine.choice is not None
+    assert (engine.choice.layout, engine.choice.streams, engine.choice.rows) == (layout, 5, 25)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a CUDA device")

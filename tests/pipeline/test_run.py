@@ -14,6 +14,7 @@ from rich.console import Console
 import askmany
 from askmany.engine.errors import ConfigError, EngineError
 from askmany.pipeline.commit import read_manifest
+from askmany.pipeline.ledger import read_ledger
 from askmany.pipeline.result import RunResult
 from askmany.pipeline.run import run
 from askmany.pipeline.schema import answer_schema
@@ -148,6 +149,15 @@ def test_a_second_run_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
     }
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     assert [launch["records"] for launch in record["launches"]] == [4, 2, 2]
+    choices = [launch["choices"]["cpu"] for launch in record["launches"]]
+    assert [(choice["layout"], choice["rows"], choice["streams"]) for choice in choices] == [
+        ("split", 4, 1),
+        ("split", 2, 1),
+        ("split", 2, 1),
+    ]
+    assert "4 rows over 4 resident documents" in choices[0]["reason"]
+    told = [line for line in read_ledger(ObjectStore(str(tmp_path / "out"), {})) if line.get("event") == "streams chosen"]
+    assert [(line["accelerator"], line["reason"]) for line in told] == [("cpu", choice["reason"]) for choice in choices]
     assert (record["records"], record["state"], record["statuses"]) == (6, "complete", {"ok": 6})
     assert record["kv_bytes_saved"] == record["usage"]["kv_bytes_alone"] - record["usage"]["kv_bytes_read"]
     assert record["model"]["revision"] == record["config"]["model_revision"]
