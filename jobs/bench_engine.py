@@ -10,7 +10,7 @@ with the gap of the two largest logits where it parts, and the run fails unless 
 loading, for 1, 8 and all questions in flight, each in a process of its own. The last line is one JSON object.
 
 On a GPU, against stock SGLang: `python -m askmany.jobs.bench_engine gpu --help` (see `bench_gpu`), and `merge --help` (see
-`bench_merge`) for the records of several such calls.
+`bench_merge`) for the records of several such calls. P of the interleaved layout on a run's own documents: `calibrate --help`.
 """
 
 from __future__ import annotations
@@ -243,5 +243,9 @@ if __name__ == "__main__":
         from askmany.jobs import bench_merge
 
         raise SystemExit(bench_merge.main(sys.argv[2:]))
+    elif sys.argv[1:2] == ["calibrate"]:
+        from askmany.jobs import bench_calibrate
+
+        raise SystemExit(bench_calibrate.main(sys.argv[2:]))
     else:
         typer.run(main)

@@ -60,7 +60,7 @@ output:
 
 engine:
   layout: split             # split: every document is read once a step for all its questions; interleaved: the published method
-  streams: auto             # live questions of a document at most; 1 asks one at a time
+  streams: auto             # live questions of a document at most; auto: by the plan and the KV pool; 1 asks one at a time
   batching: continuous      # interleaved only: continuous, run_to_completion
   backend: auto             # auto, transformers, sglang, fake (made-up answers, to try a pipeline out)
   device: auto              # auto, cpu, cuda

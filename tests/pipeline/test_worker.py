@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from askmany.engine.choice import Expected
 from askmany.engine.engine import Engine
 from askmany.engine.errors import EngineError
 from askmany.engine.fake import Faults, expected_answer, fake_engine
 from askmany.engine.request import Document, StreamResult
 from askmany.pipeline.acks import Ack
 from askmany.pipeline.balance import CostModel, GroupLimits
-from askmany.pipeline.building import build_preparer
+from askmany.pipeline.building import build_engine, build_preparer, informed
 from askmany.pipeline.commit import read_footer, shard_name
 from askmany.pipeline.config import RunConfig
 from askmany.pipeline.opening import OpenedRun
@@ -103,6 +104,26 @@ def test_a_group_becomes_a_shard_and_an_acknowledgement(tmp_path: Path) -> None:
         assert row["references"] == (["x"] if row["question_id"] == "a" else None)
         assert row["answer"] == " ".join(map(str, row["answer_token_ids"]))
     made.worker.close()
+
+
+def test_an_engine_that_knows_the_plan_tells_what_it_chose(tmp_path: Path) -> None:
+    expected = Expected(20, 1, 2, 2, most_questions=1, streams=40)
+    made = bench(tmp_path, docs(2), engine=informed(build_engine, expected))
+    ack = Ack.load(made.process().dump())
+    assert ack.choice is not None
+    assert {name: ack.choice[name] for name in ("layout", "rows", "streams")} == {"layout": "split", "rows": 40, "streams": 1}
+    assert "choice" not in ack.line()
+    made.worker.close()
+    for name, engine in (("without a plan", build_engine), ("of another kind", informed(fake, expected))):
+        (tmp_path / name).mkdir()
+        made = bench(tmp_path / name, docs(2), engine=engine)
+        assert Ack.load(made.process().dump()).choice is None
+        made.worker.close()
+
+
+def fake(config: RunConfig) -> Engine:
+    """Knows of no plan."""
+    return fake_engine(config.engine)
 
 
 def test_answers_are_the_ones_the_engine_gives_for_these_tokens(tmp_path: Path) -> None:
