@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from askmany.engine.errors import ConfigError
+from askmany.pipeline.announcing import FOLDER as ANNOUNCED
 from askmany.pipeline.attempts import FOLDER as ATTEMPTS
 from askmany.pipeline.attempts import KEPT
 from askmany.pipeline.carrying import FORMER, FORMER_PLAN, place
@@ -62,6 +63,9 @@ def _unneeded(store: ObjectStore, objects: dict[str, int]) -> Iterator[str]:
         elif name.startswith(f"{ATTEMPTS}/"):
             group = name.split("/")[1]
             if complete or shard_name(group) not in planned or not name.endswith(KEPT):
+                yield name
+        elif folder == ANNOUNCED:
+            if complete or shard_name(base.removesuffix(".json")) not in planned:
                 yield name
         elif folder == FORMER or (name == FORMER_PLAN and not needed) or (folder == LOCK and newest is not None and name < newest.name):
             yield name

@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -63,18 +63,23 @@ def group_of(name: str) -> str:
     return name.removeprefix(f"{ANSWERS}/").removesuffix(".parquet")
 
 
-def write_shard(store: ObjectStore, table: pa.Table, footer: ShardFooter) -> Shard:
-    """Put a group's records as one object. A second write of the same group replaces the first whole."""
-    return write_records(store, shard_name(footer.group), table, footer)
+def write_shard(store: ObjectStore, table: pa.Table, footer: ShardFooter, before: Callable[[Shard], None] | None = None) -> Shard:
+    """Put a group's records as one object, after telling `before` of it. A second write of the same group replaces the first whole."""
+    return write_records(store, shard_name(footer.group), table, footer, before)
 
 
-def write_records(store: ObjectStore, name: str, table: pa.Table, footer: ShardFooter) -> Shard:
+def write_records(
+    store: ObjectStore, name: str, table: pa.Table, footer: ShardFooter, before: Callable[[Shard], None] | None = None
+) -> Shard:
     """Put records under any name, with their footer."""
     metadata = {**(table.schema.metadata or {}), _FOOTER_KEY: json.dumps(asdict(footer)).encode()}
     sink = io.BytesIO()
     pq.write_table(table.replace_schema_metadata(metadata), sink, compression="zstd")
+    shard = Shard(footer, sink.getbuffer().nbytes)
+    if before is not None:
+        before(shard)
     store.put(name, sink.getbuffer())
-    return Shard(footer, sink.getbuffer().nbytes)
+    return shard
 
 
 def describe(table: pa.Table, fingerprint: str, group: str, epoch: int, attempt: int, usage: Mapping[str, float]) -> ShardFooter:

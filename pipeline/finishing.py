@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from askmany.pipeline.acks import Ack
+from askmany.pipeline.announcing import FOLDER as ANNOUNCED
 from askmany.pipeline.attempts import FOLDER as ATTEMPTS
 from askmany.pipeline.carrying import put_aside
 from askmany.pipeline.commit import Manifest, Shard, seal
@@ -72,7 +73,8 @@ def finish(launch: Launch, planned: PlannedRun, acks: Mapping[str, Shard], state
     result = _write(launch, planned, manifest, state)
     if manifest.complete:
         put_aside(opened.store, plan, plan.records_by_group)
-        opened.store.remove_folder(ATTEMPTS)
+        for folder in (ATTEMPTS, ANNOUNCED):
+            opened.store.remove_folder(folder)
     if opened.config.output.format != "parquet":
         write_jsonl(opened.store, manifest, opened.config.output.sort)
     recorder.settle(manifest, _ENDS.get(state, "failed"), launch.message)

@@ -10,7 +10,7 @@ from askmany.engine.errors import ConfigError
 from askmany.pipeline import resume
 from askmany.pipeline.balance import GroupLimits
 from askmany.pipeline.carrying import fill, find_sources, put_aside, read_former, write_former
-from askmany.pipeline.commit import DEAD_LETTERS, PLAN, Shard, seal
+from askmany.pipeline.commit import DEAD_LETTERS, PLAN, Shard, group_of, seal
 from askmany.pipeline.config import RunConfig
 from askmany.pipeline.costing import Costs, learn
 from askmany.pipeline.documents import DeadLetter
@@ -30,7 +30,8 @@ SPAN_BYTES = 64 << 20
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
     """What there is to do. `done` are the committed groups, of which `carried` were filled by this launch with records of an earlier plan;
-    `distrusted` names objects that are no shards of this run and are redone. `rates` are the cost units a second that earlier launches have
+    `distrusted` names objects that are no shards of this run and are redone; `standing` are all groups that are redone although an object
+    has their name. `rates` are the cost units a second that earlier launches have
     measured on each kind of worker."""
 
     plan: Plan
@@ -40,6 +41,7 @@ class PlannedRun:
     unasked: int
     distrusted: tuple[str, ...] = ()
     carried: dict[str, Shard] = field(default_factory=dict)
+    standing: frozenset[str] = frozenset()
     rates: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -102,7 +104,8 @@ def _planned(opened: OpenedRun, plan: Plan, letters: int, unasked: int, how: How
     carried = _carry(opened, plan, found.shards, how.epoch)
     shards = {**found.shards, **carried}
     trusted = {group: shard for group, shard in shards.items() if not (how.retry_errors and shard.footer.statuses.get("error"))}
-    return PlannedRun(plan, tuple(plan.without(trusted)), trusted, letters, unasked, found.distrusted, carried, costs.rates)
+    standing = frozenset(map(group_of, found.distrusted)) | (shards.keys() - trusted.keys())
+    return PlannedRun(plan, tuple(plan.without(trusted)), trusted, letters, unasked, found.distrusted, carried, standing, costs.rates)
 
 
 def _carry(opened: OpenedRun, plan: Plan, done: Mapping[str, Shard], epoch: int | None) -> dict[str, Shard]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from askmany.pipeline.announcing import read_announced
 from askmany.pipeline.commit import PLAN, Shard, ShardFooter, group_of, list_shards, read_footer
 from askmany.pipeline.config import InputConfig
 from askmany.pipeline.ledger import read_ledger
@@ -45,7 +46,8 @@ class Committed:
 
 
 def committed(store: ObjectStore, plan: Plan, fingerprint: str) -> Committed:
-    """What is done. A shard that the ledger tells of is not opened while its size is the same; any other is, and must prove itself."""
+    """What is done. A shard that the ledger tells of, or that was announced, is not opened while its size is the same; any other is, and
+    must prove itself."""
     planned = {group.name: group.records for group in plan.groups}
     told = told_shards(store)
     done: dict[str, Shard] = {}
@@ -55,6 +57,8 @@ def committed(store: ObjectStore, plan: Plan, fingerprint: str) -> Committed:
         if group not in planned:
             continue
         shard = told.get(group)
+        if shard is None or shard.bytes != size:
+            shard = read_announced(store, group)
         if shard is None or shard.bytes != size:
             footer = read_footer(store, name)
             shard = Shard(footer, size) if footer else None

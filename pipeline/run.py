@@ -130,6 +130,7 @@ def answer(launch: Launch, planned: PlannedRun, pool: Pool, builders: Builders) 
         apart,
         builders.group_engine,
         planned.plan.sets,
+        planned.standing,
     )
     write_run(opened.store, run_values(opened, make_result(opened, planned, None, "running"), launches(opened)))
     launch.began = time.time()

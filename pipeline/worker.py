@@ -18,6 +18,7 @@ import pyarrow as pa
 from askmany.engine.errors import EngineError
 from askmany.engine.request import StreamResult
 from askmany.pipeline.acks import Ack, Notes, take_notes
+from askmany.pipeline.announcing import announcer
 from askmany.pipeline.answering import Answered, Answerer
 from askmany.pipeline.attempts import History, Marks, cut_suspects, unfinished
 from askmany.pipeline.cells import Sets
@@ -42,7 +43,8 @@ class Job:
     """What every worker of a run is told; small, since it travels to each of them and is kept for their restarts.
 
     Documents of more than `long_above` tokens go to groups, whose ranks build their parts with `build_group_engine`. `sets` are the plan's,
-    of shared questions; the set of all of them need not be among these.
+    of shared questions; the set of all of them need not be among these. `standing` are groups under whose name an object lies that is to be
+    replaced.
     """
 
     config: RunConfig
@@ -54,6 +56,7 @@ class Job:
     long_above: int | None = None
     build_group_engine: GroupEngineFactory | None = None
     sets: Sets = field(default_factory=dict)
+    standing: frozenset[str] = frozenset()
 
     @property
     def launch(self) -> str:
@@ -213,7 +216,8 @@ class GroupWorker:
         table = sort_by_key(pa.concat_tables([fresh, *kept])) if kept else fresh
         attempt = work.history.next_attempt
         footer = describe(table, self._job.fingerprint, work.group, self._job.epoch, attempt, self._loop.take_usage())
-        return write_shard(self._store, table, footer)
+        replaces = work.group in self._job.standing or work.history.in_flight
+        return write_shard(self._store, table, footer, None if replaces else announcer(self._store))
 
     def _table(self, records: Sequence[Record]) -> pa.Table:
         return to_table(records, self._job.config.input.keep)
