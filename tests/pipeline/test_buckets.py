@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from askmany.engine.fake import fake_engine
+from askmany.pipeline.announcing import name_of
 from askmany.pipeline.balance import CostModel, GroupLimits
 from askmany.pipeline.building import build_preparer
 from askmany.pipeline.commit import list_shards, read_answers, seal, verify
@@ -157,21 +158,23 @@ def test_a_multipart_upload_whose_last_part_fails_is_never_seen(tmp_path: Path, 
 
 
 def test_finished_shards_are_not_opened_again(tmp_path: Path, bucket: Bucket) -> None:
-    """Those that the ledger tells of; one more, whose acknowledgement never came, is looked at once."""
+    """Those that the ledger tells of, or that were announced; one more, of which neither is known, is looked at once."""
     plan, worker, store, fingerprint = _work(tmp_path, bucket, RetryPolicy())
     from askmany.pipeline.ledger import Ledger
 
     ledger = Ledger(store, 1)
     for group in plan.groups[:-1]:
         ledger.write("group", worker.process(group.name, plan.rows(group)).line())
-    worker.process(plan.groups[-1].name, plan.rows(plan.groups[-1]))
+    last = plan.groups[-1].name
+    worker.process(last, plan.rows(plan.groups[-1]))
     ledger.flush()
     worker.close()
-    bucket.state.reset(Faults())
-    done = committed(store, plan, fingerprint)
-    assert set(done.shards) == {group.name for group in plan.groups}
-    looked = {key.rpartition("/")[2] for (operation, key), _ in bucket.state.keys.items() if operation == "get" and ".parquet" in key}
-    assert looked == {f"{plan.groups[-1].name}.parquet"}
+    for looked in (set(), {f"{last}.parquet"}):
+        bucket.state.reset(Faults())
+        assert set(committed(store, plan, fingerprint).shards) == {group.name for group in plan.groups}
+        got = {key.rpartition("/")[2] for (operation, key), _ in bucket.state.keys.items() if operation == "get"}
+        assert {name for name in got if ".parquet" in name} == looked
+        store.delete(name_of(last))
 
 
 @pytest.mark.slow
