@@ -5,7 +5,7 @@ Imports nothing heavy itself: `build_engine` loads PyTorch when it is called.
 
 from __future__ import annotations
 
-from askmany.engine.choice import Expected, bounded, chosen
+from askmany.engine.choice import Expected, bounded, chosen, tail_rows
 from askmany.engine.config import EngineConfig
 from askmany.engine.engine import Engine
 from askmany.engine.interleaved import InterleavedScheduler
@@ -44,6 +44,7 @@ def build_engine(model: ResolvedModel, config: EngineConfig, context_tokens: int
         kv_bytes_per_token=executor.pool.shape.token_bytes,
     )
     engine.choice = chosen(config, resolved, expected)
-    if engine.choice and executor.steps:
-        executor.steps.warm([engine.choice.rows])
+    if expected and engine.choice and executor.steps:
+        rows = engine.choice.rows
+        executor.steps.warm([rows], tail_rows(rows, expected.question_tokens, resolved.step_tokens))
     return engine

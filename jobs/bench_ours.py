@@ -6,7 +6,7 @@ scheduler nor the KV pool knows it (both see the cap).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -16,7 +16,7 @@ import torch
 
 from askmany.engine.answers import GrowingAnswer
 from askmany.engine.build import build_scheduler
-from askmany.engine.choice import Choice, Expected, choose
+from askmany.engine.choice import Choice, Expected, choose, tail_rows
 from askmany.engine.config import EngineConfig
 from askmany.engine.engine import Engine
 from askmany.engine.executor import TorchExecutor
@@ -200,13 +200,8 @@ def _choice(cell: Cell, config: EngineConfig) -> Choice:
     return choose(expected, kv_tokens, config.page_size, min(config.max_rows, cell.documents * cell.questions))
 
 
-def _tail_rows(cell: Cell, config: EngineConfig) -> Iterator[int]:
-    """Rows of the steps that bring a cell's questions in: as many tails as a step takes, beside the streams that have begun to answer."""
-    most, asked = min(config.max_rows, cell.documents * cell.questions), 0
-    while asked < most:
-        taken = min(most - asked, max(1, (config.step_tokens - asked) // cell.question_tokens))
-        yield asked + taken * cell.question_tokens
-        asked += taken
+def _tail_rows(cell: Cell, config: EngineConfig) -> list[int]:
+    return tail_rows(min(config.max_rows, cell.documents * cell.questions), cell.question_tokens, config.step_tokens)
 
 
 def _free_tokens(model: LoadedModel, setup: OursSetup) -> int:
