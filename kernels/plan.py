@@ -17,6 +17,8 @@ from askmany.kernels import plan_kernels as kernels
 from askmany.kernels.tables import LEVELS, StepLimits, StepTables
 from askmany.kernels.tiles import AttentionShape, Tiles
 
+PADDED = (32, 128, 512)
+
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
@@ -99,7 +101,7 @@ class WorkPlan:
         t, limits = self.tables, self.tables.limits
         kernels.group_rows[(limits.nodes,)](
             t.stream_row_count, t.stream_path, self.node_rows, self.node_streams, self.node_row_start, self.stream_rank, self.segments,
-            R=limits.streams, BR=triton.next_power_of_2(limits.streams), LEVELS=LEVELS, T=limits.rows, BT=1024,
+            R=limits.streams, T=limits.rows, BR=_padded(limits.streams), LEVELS=LEVELS, BT=1024,
         )  # fmt: skip
 
     def _size(self) -> None:
@@ -110,10 +112,10 @@ class WorkPlan:
             t.stream_row_count, t.stream_path, t.stream_length, self.segment_plan, self.item_count, self.status, self.error,
             self.shape.token_bytes, -1 if pinned else chunking.threshold_bytes, self.slots,
             chunking.shared_tokens if pinned else 0, chunking.single_tokens if pinned else 0,
-            self.capacity.items, self.capacity.partials,
-            N=limits.nodes, BNODE=triton.next_power_of_2(limits.nodes), R=limits.streams, BR=triton.next_power_of_2(limits.streams),
-            LEVELS=LEVELS, HKV=self.shape.kv_heads, G=self.shape.group, BM=tiles.rows, BN=tiles.keys,
-            HB=tiles.single_heads, BM1=tiles.single_rows, TN1=tiles.single_keys // tiles.single_heads, C=64, C1=16, OVERHEAD=tiles.overhead,
+            self.capacity.items, self.capacity.partials, tiles.overhead,
+            N=limits.nodes, R=limits.streams, HKV=self.shape.kv_heads, G=self.shape.group, BM=tiles.rows, BN=tiles.keys,
+            HB=tiles.single_heads, BM1=tiles.single_rows, TN1=tiles.single_keys // tiles.single_heads,
+            BNODE=_padded(limits.nodes), BR=_padded(limits.streams), LEVELS=LEVELS, C=64, C1=16,
         )  # fmt: skip
 
     def _emit(self) -> None:
@@ -126,3 +128,8 @@ class WorkPlan:
             BM=tiles.rows, HB=tiles.single_heads, BM1=tiles.single_rows, FIELDS=kernels.FIELDS.value, BI=128,
             SHARED=kernels.SHARED.value, SINGLE=kernels.SINGLE.value, UNBOUNDED=kernels.UNBOUNDED.value,
         )  # fmt: skip
+
+
+def _padded(count: int) -> int:
+    """A power of two of at least `count`, of few: each is a program of its own to compile."""
+    return next((size for size in PADDED if size >= count), triton.next_power_of_2(count))

@@ -1,8 +1,9 @@
 """Triton kernels that turn the lengths of a step into a work list, on the device, with fixed shapes and no word to the host.
 
 Three launches: `group_rows` (which rows read node n), `size_work` (which nodes are worth sharing, how long a chunk is, where every item
-and partial result goes), `emit_work` (write it down). Letters as in `tables`; a *segment* is one run of keys of one stream: one per
-prefix level (used when its node is not shared) and, last, its private keys. `i_` program index, `o_` offsets, `m_` mask, `b_` values.
+and partial result goes), `emit_work` (write it down). Sizes of spaces, tiles and heads are arguments, so that few programs have to be
+compiled. Letters as in `tables`; a *segment* is one run of keys of one stream: one per prefix level (used when its node is not shared)
+and, last, its private keys. `i_` program index, `o_` offsets, `m_` mask, `b_` values.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ def worth_sharing(streams, length, token_bytes, threshold):
     return (streams > 0) & (length > 0) & (saved > threshold)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R", "T"])
 def group_rows(
-    stream_row_count, stream_path, node_rows, node_streams, node_row_start, stream_rank, segments,
-    R: tl.constexpr, BR: tl.constexpr, LEVELS: tl.constexpr, T: tl.constexpr, BT: tl.constexpr,
+    stream_row_count, stream_path, node_rows, node_streams, node_row_start, stream_rank, segments, R, T,
+    BR: tl.constexpr, LEVELS: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """Program n: count the live rows and streams below node n, rank them, find its range of the row list; clear the rows' segments."""
     i_node = tl.program_id(0)
@@ -63,13 +64,13 @@ def chunk_choices(o_split, tiles, pinned):
 
 
 @triton.jit
-def step_cost(b_chunk, b_items, b_chunk1, b_items1, slots, b_merge, b_merge1, OVERHEAD: tl.constexpr):
+def step_cost(b_chunk, b_items, b_chunk1, b_items1, slots, b_merge, b_merge1, overhead):
     """[C, C1] time of a step in key tiles: waves of shared items, then what single items the last wave cannot take, then the merge."""
     b_waves = (b_items + slots - 1) // slots  # [C]
-    b_long = (b_chunk + OVERHEAD)[:, None]  # [C, 1]
-    b_short = tl.where(b_items1 > 0, b_chunk1 + OVERHEAD, 0)[None, :]  # [1, C1]
+    b_long = (b_chunk + overhead)[:, None]  # [C, 1]
+    b_short = tl.where(b_items1 > 0, b_chunk1 + overhead, 0)[None, :]  # [1, C1]
     b_before = tl.maximum(b_waves - 1, 0)[:, None] * b_long  # when the last wave of shared items starts
-    b_last = tl.where(b_waves > 0, b_chunk + OVERHEAD, 0)[:, None]
+    b_last = tl.where(b_waves > 0, b_chunk + overhead, 0)[:, None]
     b_rest = tl.maximum(b_items1[None, :] - (b_waves * slots - b_items)[:, None], 0)  # [C, C1]
     b_time = b_before + tl.where(b_rest > 0, b_last + (b_rest + slots - 1) // slots * b_short, tl.maximum(b_last, b_short))
     return b_time.to(tl.float32) + b_merge[:, None] + b_merge1[None, :]
@@ -81,15 +82,34 @@ def pick(b_values, index):
     return tl.sum(tl.where(tl.arange(0, b_values.shape[0]) == index, b_values, 0), 0)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "token_bytes",
+        "threshold",
+        "slots",
+        "shared_chunk",
+        "single_chunk",
+        "item_capacity",
+        "partial_capacity",
+        "overhead",
+        "N",
+        "R",
+        "HKV",
+        "G",
+        "BM",
+        "BN",
+        "HB",
+        "BM1",
+        "TN1",
+    ]
+)
 def size_work(
     node_rows, node_streams, node_length, node_plan,
     stream_row_count, stream_path, stream_length, segment_plan,
     item_count, status, error,
-    token_bytes, threshold, slots, shared_chunk, single_chunk, item_capacity, partial_capacity,
-    N: tl.constexpr, BNODE: tl.constexpr, R: tl.constexpr, BR: tl.constexpr, LEVELS: tl.constexpr,
-    HKV: tl.constexpr, G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HB: tl.constexpr, BM1: tl.constexpr, TN1: tl.constexpr, C: tl.constexpr, C1: tl.constexpr, OVERHEAD: tl.constexpr,
+    token_bytes, threshold, slots, shared_chunk, single_chunk, item_capacity, partial_capacity, overhead,
+    N, R, HKV, G, BM, BN, HB, BM1, TN1,
+    BNODE: tl.constexpr, BR: tl.constexpr, LEVELS: tl.constexpr, C: tl.constexpr, C1: tl.constexpr,
 ):  # fmt: skip
     """One program: chunk lengths, then item and partial offsets by prefix sums. `node_plan` [N, 4] and `segment_plan` [R, LEVELS + 1, 4]
     hold (splits, chunk in tokens, first item, first partial); 0 splits: no items. A chunk argument above 0 pins it (tokens)."""
@@ -136,7 +156,7 @@ def size_work(
     split_cost = 0.15 + 2 * outputs / (BN * slots).to(tl.float32)  # key tiles a split adds to the merge: latency, then bandwidth
     b_merge = ((most + b_try - 1) // b_try).to(tl.float32) * split_cost
     b_merge1 = ((most1 + b_try1 - 1) // b_try1).to(tl.float32) * split_cost
-    b_cost = step_cost(b_try, b_items, b_try1, b_items1, slots, b_merge, b_merge1, OVERHEAD)  # [C, C1]
+    b_cost = step_cost(b_try, b_items, b_try1, b_items1, slots, b_merge, b_merge1, overhead)  # [C, C1]
     m_fits = (b_items[:, None] + b_items1[None, :] <= item_capacity) & (b_parts[:, None] + b_parts1[None, :] <= partial_capacity)
     b_cost = tl.where(m_fits, b_cost, b_cost + 1e30)
     choice = tl.argmin(tl.min(b_cost, 1), 0)
@@ -216,8 +236,7 @@ def put_items(
 @triton.jit
 def emit_node(
     i_node, items, node_rows, node_row_start, node_page_start, node_length, node_plan,
-    HKV: tl.constexpr, G: tl.constexpr, BM: tl.constexpr, FIELDS: tl.constexpr, BI: tl.constexpr,
-    SHARED: tl.constexpr, UNBOUNDED: tl.constexpr,
+    HKV, G, BM, FIELDS: tl.constexpr, BI: tl.constexpr, SHARED: tl.constexpr, UNBOUNDED: tl.constexpr,
 ):  # fmt: skip
     """The items of a shared node, chunk-major: row tiles of one chunk and head are neighbours and share it in L2."""
     splits = tl.load(node_plan + i_node * 4)
@@ -242,8 +261,7 @@ def emit_node(
 @triton.jit
 def emit_segment(
     i_stream, i_level: tl.constexpr, items, table, length, row, row_count, causal, segment_plan, segments, identity,
-    LEVELS: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr, HB: tl.constexpr, BM1: tl.constexpr,
-    FIELDS: tl.constexpr, BI: tl.constexpr, SINGLE: tl.constexpr,
+    LEVELS: tl.constexpr, HKV, G, HB, BM1, FIELDS: tl.constexpr, BI: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
     """The items of one segment of one stream, and where its rows find the results."""
     at = segment_plan + (i_stream * (LEVELS + 1) + i_level) * 4
@@ -280,12 +298,11 @@ def put_segments(
         tl.store(at + 2, tl.zeros_like(o_row) + stride, mask=o_row < row_count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "T", "HKV", "G", "BM", "HB", "BM1"])
 def emit_work(
     items, row_list, segments, status, node_rows, node_row_start, node_page_start, node_length, node_plan,
     stream_row, stream_row_count, stream_path, stream_rank, stream_page_start, stream_length, segment_plan,
-    N: tl.constexpr, T: tl.constexpr, LEVELS: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr,
-    BM: tl.constexpr, HB: tl.constexpr, BM1: tl.constexpr, FIELDS: tl.constexpr, BI: tl.constexpr,
+    N, T, HKV, G, BM, HB, BM1, LEVELS: tl.constexpr, FIELDS: tl.constexpr, BI: tl.constexpr,
     SHARED: tl.constexpr, SINGLE: tl.constexpr, UNBOUNDED: tl.constexpr,
 ):  # fmt: skip
     """Program i writes the items of node i, or those of stream i - N with its entries in the row lists and segments."""
