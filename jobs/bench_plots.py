@@ -1,8 +1,9 @@
 """Plots of an engine benchmark's record, merged or of one call, a panel a model: those of the published method's evaluation
 (arXiv 2611.15130, figures 3 to 6). Needs matplotlib.
 
-Speed-up against document length and against questions (figure 3), against answer length (figure 4), seconds against P (figure 5), speed-up
-against documents a batch (figure 6); beside figure 5, throughput against P with the fitted model.
+Speed-up against document length and against questions (figure 3), against answer length (figure 4), seconds against the streams that are
+together and, interleaved, against P of a request (figure 5), speed-up against documents a batch (figure 6); beside figure 5, throughput
+against P with the fitted model.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from askmany.jobs.bench_model import point_of
 from askmany.jobs.bench_ratios import geometric_mean
+from askmany.jobs.bench_variants import label
 
 AXES = {
     "document_tokens": "document tokens", "questions": "questions", "new_tokens": "new tokens", "documents": "documents a batch",
@@ -34,8 +37,12 @@ def plot(record: Mapping[str, Any], folder: Path) -> list[Path]:
             made.append(_figure(panels, AXES[axis], OVER_STOCK, folder / f"speedup-{axis}.svg", level=1.0))
     if panels := _panels(rows, "questions", ("ours_s", "stock_s")):
         made.append(_figure(panels, "streams together (P)", "seconds", folder / "seconds-streams.svg"))
+    if panels := _panels(_over_requests(rows), "streams", ("ours_s",)):
+        made.append(_figure(panels, "streams of a request (P)", "seconds", folder / "seconds-requests.svg"))
     if record.get("fits"):
-        made.append(_figure(_fitted(record["fits"]), "streams in a step", "answer tokens/s", folder / "throughput-streams.svg"))
+        made.append(
+            _figure(_fitted(record["fits"]), "P, or streams in a step where P is one", "answer tokens/s", folder / "throughput-streams.svg")
+        )
     return made
 
 
@@ -62,12 +69,21 @@ def _label(row: Row, axis: str, value: str) -> str:
     return f"{who}: {others}{', ' + apart if apart else ''}"
 
 
+def _over_requests(rows: Iterable[Row]) -> Iterable[Row]:
+    """Rows of the interleaved layout with the P of a request, which is otherwise a part of their setup."""
+    for row in rows:
+        point = point_of(row) if row["layout"] != "split" and {"spread", "cached"} <= row.keys() else None
+        if point:
+            yield {**row, "streams": point.streams, "setup_label": label(row, without=("streams", "max_rows"))}
+
+
 def _fitted(fits: Iterable[Row]) -> dict[str, Series]:
     """Of each fit the measured throughput, and the model's beside it."""
     panels: dict[str, Series] = defaultdict(dict)
     for found in fits:
         name = f"{found['layout']} {found['setup_label']} {found['document_tokens']} tokens, {found['new_tokens']} new".replace("  ", " ")
-        points = sorted((requests * streams, measured, modelled) for requests, streams, _, measured, modelled in found["points"])
+        several = len({streams for _, streams, *_ in found["points"]}) > 1
+        points = sorted((p if several else b * p, measured, modelled) for b, p, _, measured, modelled in found["points"])
         panels[found["model"]][f"{name}, {found['work']}"] = [(rows, measured) for rows, measured, _ in points]
         panels[found["model"]][f"model: {name}, {found['work']}"] = [(rows, modelled) for rows, _, modelled in points]
     return dict(panels)
@@ -78,9 +94,9 @@ def _figure(panels: Mapping[str, Series], across: str, up: str, file: Path, leve
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(1, len(panels), figsize=(7 * len(panels), 4.5), squeeze=False)
     for panel, (model, series) in zip(axes[0], panels.items(), strict=True):
-        for label, points in series.items():
-            dashed = label.startswith(("model: ", "best stock"))
-            panel.plot(*zip(*points, strict=True), marker="" if dashed else "o", linestyle="--" if dashed else "-", label=label)
+        for name, points in series.items():
+            dashed = name.startswith(("model: ", "best stock"))
+            panel.plot(*zip(*points, strict=True), marker="" if dashed else "o", linestyle="--" if dashed else "-", label=name)
         panel.set_xlabel(across)
         panel.set_ylabel(up)
         panel.set_xscale("log", base=2)

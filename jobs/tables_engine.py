@@ -146,12 +146,19 @@ def _fits(fits: Iterable[Row]) -> str:
     lines = (
         (
             f["work"], f["model"], _layout(f), f"{f['document_tokens']:,}", str(f["new_tokens"]), f"{f['start_s'] * 1e3:.2f}",
-            f"{f['document_s'] * 1e3:.2f}", f"{f['each_s'] * 1e6:.1f}", f"{f['pairs_s'] * 1e9:.0f}", f"{f['r2']:.3f}",
+            _part(f["document_s"], 1e3), _part(f["each_s"], 1e6), _part(f["pairs_s"], 1e9), f"{f['r2']:.3f}",
             "the more the better" if f["best_streams"] is None else f"{f['best_streams']:.0f}",
         )
         for f in fits
     )  # fmt: skip
-    return "The throughput model of `jobs/bench_model.py` fitted to seconds over P:\n\n" + _table(names, lines)
+    words = (
+        "The throughput model of `jobs/bench_model.py` fitted to seconds over P (one document: what it costs a step is in the first figure)"
+    )
+    return f"{words}:\n\n{_table(names, lines)}"
+
+
+def _part(seconds: float, scale: float) -> str:
+    return f"{seconds * scale:.2f}" if seconds else "-"
 
 
 def _details(rows: Iterable[Row]) -> str:

@@ -151,5 +151,21 @@ def test_plots_are_those_of_the_published_evaluation(tmp_path: Path) -> None:
     assert all(path.stat().st_size > 10_000 for path in (tmp_path / "plots").iterdir())
 
 
+def test_a_sweep_over_p_is_a_curve_with_its_fit(tmp_path: Path) -> None:
+    cell = Cell("sweep", 8192, 256, 128)
+    files = []
+    for streams, ours_s in ((8, 9.0), (16, 6.0), (32, 4.0), (64, 5.0)):
+        made = record([cell], {"stock-fa3": [12.0], "interleaved": [ours_s]}, setup={"streams": streams})
+        files.append(tmp_path / f"p{streams}.json")
+        files[-1].write_text(json.dumps(made))
+    out, folder = tmp_path / "engine.json", tmp_path / "plots"
+    assert bench_merge.main([*map(str, files), "--out", str(out), "--plots", str(folder)]) == 0
+    assert {path.name for path in folder.iterdir()} == {"seconds-requests.svg", "throughput-streams.svg"}
+    (found,) = json.loads(out.read_text())["fits"]
+    assert [(b, p) for b, p, *_ in found["points"]] == [(4, 64), (8, 32), (16, 16), (32, 8)]
+    assert 20 < found["best_streams"] < 60
+    assert f"| {found['best_streams']:.0f} |" in tables_engine.markdown(json.loads(out.read_text()))
+
+
 def test_the_repositorys_readme_is_made_from_its_own_measurements() -> None:
     assert tables_engine.main([str(ROOT / "README.md"), str(ROOT / "jobs/measurements/engine-h200.json"), "--check"]) == 0
