@@ -13,18 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import count
 
 from askmany.engine.admission import Admission, Claim
+from askmany.engine.booking import StepBooking
 from askmany.engine.config import SchedulerLimits
-from askmany.engine.errors import DocumentError, QuestionError
-from askmany.engine.intake import open_document
+from askmany.engine.errors import QuestionError
 from askmany.engine.pages import PagePool
 from askmany.engine.prefill import plan_chunks, ready
 from askmany.engine.prefix_tree import PrefixTree
-from askmany.engine.request import Document, DocumentState, FinishReason, InterleavedRequest, Phase, Stream
+from askmany.engine.request import Document, DocumentState, InterleavedRequest, Phase, Stream
 from askmany.engine.step import MaskedRun, Sampled, StepPlan
-from askmany.engine.streams import book_pending, book_sample, check_stream, may_decode, open_stream, settle_sample
+from askmany.engine.streams import check_stream, may_decode, open_stream
 
 Entry = tuple[int, int]  # (sid, private token index)
 
@@ -50,59 +49,12 @@ class _Row:
         return all(stream.phase is Phase.DONE for stream in self.request.streams)
 
 
-class InterleavedScheduler:
+class InterleavedScheduler(StepBooking):
     """At most B = `limits.requests` requests of P = `limits.streams` streams, documents and questions in order of submission."""
 
     def __init__(self, pool: PagePool, tree: PrefixTree, limits: SchedulerLimits) -> None:
-        self.pool = pool
-        self.tree = tree
-        self.limits = limits
-        self._admission = Admission(pool, tree, limits.requests, limits.requests)
-        self._stream_ids = count()
+        super().__init__(pool, tree, limits, Admission(pool, tree, limits.requests, limits.requests))
         self._rows: dict[InterleavedRequest, _Row] = {}  # live requests in the order they started
-        self._planned: StepPlan | None = None
-        self._unsettled = 0  # steps that were launched
-
-    @property
-    def has_work(self) -> bool:
-        return self._admission.has_work
-
-    def submit(self, document: Document) -> None:
-        """Queue a document; one without questions is done already. Raises DocumentError, QuestionError."""
-        if self._admission.holds(document.key):
-            raise DocumentError(f"document {document.key!r} is in the engine already")
-        _refuse_label_trees(document)
-        state = open_document(document, self.pool, self._stream_ids)
-        if state.streams:
-            self._admission.submit(state, self._claims(state))
-
-    def plan(self) -> StepPlan | None:
-        assert self._planned is None, "the last plan was not advanced"
-        if self.limits.batching == "continuous" or not self._rows:
-            self._start()
-        fed = [row for row in self._rows.values() if ready(row.request.document)]
-        decoding = [run for row in fed if not row.in_tails if (run := _decode_run(row)).entries]
-        weaving = [row for row in fed if row.in_tails]
-        plan = self._plan_one_kind(decoding, weaving) if self.limits.deterministic else self._plan_mixed(decoding, weaving)
-        assert plan.tokens or not self.has_work or self._unsettled, "there is work and nothing to do"
-        self._planned = plan if plan.tokens else None
-        return self._planned
-
-    def advance(self, plan: StepPlan, sampled: list[Sampled], finish: dict[int, FinishReason]) -> list[Stream]:
-        self._book_stored(plan)
-        for sample in sampled:
-            book_sample(sample, finish.get(sample.stream.stream_id))
-        return self._ended(plan, sampled)
-
-    def launch(self, plan: StepPlan) -> None:
-        self._book_stored(plan)
-        self._unsettled += 1
-        for stream in plan.sampling_streams:
-            book_pending(stream)
-
-    def settle(self, plan: StepPlan, sampled: list[Sampled], finish: dict[int, FinishReason]) -> list[Stream]:
-        self._unsettled -= 1
-        return self._ended(plan, [sample for sample in sampled if settle_sample(sample, finish.get(sample.stream.stream_id))])
 
     def check_integrity(self) -> bool:
         self._admission.check_integrity([row.claim for row in self._rows.values()])
@@ -115,6 +67,12 @@ class InterleavedScheduler:
                 if stream.phase is not Phase.DONE:
                     check_stream(stream)
         return True
+
+    def _refuse(self, document: Document) -> None:
+        """Branches of one stream would see each other here: stream ids tell streams apart, not the branches of a stream."""
+        refused = tuple(question.question_id for question in document.questions if question.labels and question.labels.feed)
+        if refused:
+            raise QuestionError(f"document {document.key!r}: labels of several tokens are scored in the split layout alone", refused)
 
     def _claims(self, state: DocumentState) -> list[Claim]:
         """Cut the questions into requests: P streams each, fewer where path and request would not fit an empty pool."""
@@ -130,17 +88,21 @@ class InterleavedScheduler:
             tokens += stream.budget_tokens
         return [*claims, Claim(state, tuple(group), tokens)]
 
-    def _book_stored(self, plan: StepPlan) -> None:
-        assert plan is self._planned, "advance without its plan"
-        self._planned = None
-        for chunk in plan.chunks:
-            chunk.node.stored = chunk.stop
+    def _next_step(self) -> StepPlan:
+        if self.limits.batching == "continuous" or not self._rows:
+            self._start()
+        fed = [row for row in self._rows.values() if ready(row.request.document)]
+        decoding = [run for row in fed if not row.in_tails if (run := _decode_run(row)).entries]
+        weaving = [row for row in fed if row.in_tails]
+        return self._plan_one_kind(decoding, weaving) if self.limits.deterministic else self._plan_mixed(decoding, weaving)
+
+    def _book_runs(self, plan: StepPlan) -> None:
         for run in plan.masked:
             for sid, index in run.entries:
                 run.request.sids.append(sid)
                 run.request.streams[sid].stored = index + 1
 
-    def _ended(self, plan: StepPlan, sampled: list[Sampled]) -> list[Stream]:
+    def _end_streams(self, plan: StepPlan, sampled: list[Sampled]) -> list[Stream]:
         for run in plan.masked:
             row = self._rows.get(run.request)  # a request may have ended while the step ran
             if row is not None and row.done:
@@ -182,13 +144,6 @@ class InterleavedScheduler:
             return StepPlan((), masked=tuple(runs))
         chunks = plan_chunks(self._admission.resident, budget, self.limits)
         return StepPlan(chunks) if chunks else StepPlan((), masked=tuple(decoding))
-
-
-def _refuse_label_trees(document: Document) -> None:
-    """Branches of one stream would see each other here: stream ids tell streams apart, not the branches of a stream."""
-    refused = tuple(question.question_id for question in document.questions if question.labels and question.labels.feed)
-    if refused:
-        raise QuestionError(f"document {document.key!r}: labels of several tokens are scored in the split layout alone", refused)
 
 
 def weave(lengths: Iterable[int]) -> tuple[Entry, ...]:

@@ -10,19 +10,17 @@ tokens of a stream share a step is a property of the stream alone.
 
 from __future__ import annotations
 
-from itertools import count
 from typing import Protocol
 
 from askmany.engine.admission import Admission, Claim
+from askmany.engine.booking import StepBooking
 from askmany.engine.config import SchedulerLimits
-from askmany.engine.errors import DocumentError
-from askmany.engine.intake import open_document
 from askmany.engine.pages import PagePool
 from askmany.engine.prefill import plan_chunks, ready
 from askmany.engine.prefix_tree import PrefixTree
-from askmany.engine.request import Document, FinishReason, Phase, Stream
+from askmany.engine.request import Document, DocumentState, FinishReason, Phase, Stream
 from askmany.engine.step import Sampled, StepPlan, StreamRun
-from askmany.engine.streams import book_pending, book_sample, check_stream, may_decode, open_stream, settle_sample
+from askmany.engine.streams import check_stream, may_decode, open_stream
 
 
 class Scheduler(Protocol):
@@ -66,57 +64,12 @@ class Scheduler(Protocol):
         ...
 
 
-class SplitScheduler:
+class SplitScheduler(StepBooking):
     """At most `limits.streams` live streams a document and `limits.max_rows` in all, documents and questions in order of submission."""
 
     def __init__(self, pool: PagePool, tree: PrefixTree, limits: SchedulerLimits) -> None:
-        self.pool = pool
-        self.tree = tree
-        self.limits = limits
-        self._admission = Admission(pool, tree, limits.max_rows, limits.streams)
-        self._stream_ids = count()
+        super().__init__(pool, tree, limits, Admission(pool, tree, limits.max_rows, limits.streams))
         self._live: dict[int, Claim] = {}  # by stream id, in the order they started
-        self._planned: StepPlan | None = None
-        self._unsettled = 0  # steps that were launched
-
-    @property
-    def has_work(self) -> bool:
-        return self._admission.has_work
-
-    def submit(self, document: Document) -> None:
-        """Queue a document; one without questions is done already. Raises DocumentError, QuestionError."""
-        if self._admission.holds(document.key):
-            raise DocumentError(f"document {document.key!r} is in the engine already")
-        state = open_document(document, self.pool, self._stream_ids)
-        if state.streams:
-            self._admission.submit(state, [Claim(state, (stream,), stream.budget_tokens) for stream in state.streams])
-
-    def plan(self) -> StepPlan | None:
-        assert self._planned is None, "the last plan was not advanced"
-        self._start()
-        streams = [claim.streams[0] for claim in self._live.values()]
-        decoding = [stream for stream in streams if may_decode(stream)]
-        tails = [stream for stream in streams if stream.phase is Phase.TAIL and ready(stream.document)]
-        plan = self._plan_one_kind(decoding, tails) if self.limits.deterministic else self._plan_mixed(decoding, tails)
-        assert plan.tokens or not self.has_work or self._unsettled, "there is work and nothing to do"
-        self._planned = plan if plan.tokens else None
-        return self._planned
-
-    def advance(self, plan: StepPlan, sampled: list[Sampled], finish: dict[int, FinishReason]) -> list[Stream]:
-        self._book_stored(plan)
-        for sample in sampled:
-            book_sample(sample, finish.get(sample.stream.stream_id))
-        return self._ended(sampled)
-
-    def launch(self, plan: StepPlan) -> None:
-        self._book_stored(plan)
-        self._unsettled += 1
-        for stream in plan.sampling_streams:
-            book_pending(stream)
-
-    def settle(self, plan: StepPlan, sampled: list[Sampled], finish: dict[int, FinishReason]) -> list[Stream]:
-        self._unsettled -= 1
-        return self._ended([sample for sample in sampled if settle_sample(sample, finish.get(sample.stream.stream_id))])
 
     def check_integrity(self) -> bool:
         self._admission.check_integrity(list(self._live.values()))
@@ -127,15 +80,24 @@ class SplitScheduler:
             check_stream(stream)
         return True
 
-    def _book_stored(self, plan: StepPlan) -> None:
-        assert plan is self._planned, "advance without its plan"
-        self._planned = None
-        for chunk in plan.chunks:
-            chunk.node.stored = chunk.stop
+    def _refuse(self, document: Document) -> None:
+        """Everything can be asked."""
+
+    def _claims(self, state: DocumentState) -> list[Claim]:
+        return [Claim(state, (stream,), stream.budget_tokens) for stream in state.streams]
+
+    def _next_step(self) -> StepPlan:
+        self._start()
+        streams = [claim.streams[0] for claim in self._live.values()]
+        decoding = [stream for stream in streams if may_decode(stream)]
+        tails = [stream for stream in streams if stream.phase is Phase.TAIL and ready(stream.document)]
+        return self._plan_one_kind(decoding, tails) if self.limits.deterministic else self._plan_mixed(decoding, tails)
+
+    def _book_runs(self, plan: StepPlan) -> None:
         for run in plan.runs:
             run.stream.stored = run.stop
 
-    def _ended(self, sampled: list[Sampled]) -> list[Stream]:
+    def _end_streams(self, plan: StepPlan, sampled: list[Sampled]) -> list[Stream]:
         ended = [sample.stream for sample in sampled if sample.stream.phase is Phase.DONE]
         for stream in ended:
             self._end(stream)
