@@ -50,6 +50,9 @@ Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", he
 Waiting = Annotated[IfRunning, typer.Option("--if-running", help="When another run holds the output: fail, wait, or take it over.")]
 Again = Annotated[bool, typer.Option("--retry-errors", help="Try documents whose records are errors again.")]
 Model = Annotated[str | None, typer.Option("--model", help="A known name, a local folder or a hub id.")]
+Place = Annotated[str | None, typer.Option("--output", "-o", help="Where the answers go; the same as --set output.uri=...")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N documents.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse the run when a row of the input is no document.")]
 
 
 @app.callback()
@@ -63,9 +66,9 @@ def run(
     config: Config,
     sets: Sets = None,
     model: Model = None,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="Where the answers go; the same as --set output.uri=...")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N documents.")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse the run when a row of the input is no document.")] = False,
+    output: Place = None,
+    limit: Limit = None,
+    strict: Strict = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
     if_running: Waiting = "fail",
@@ -83,9 +86,9 @@ def submit(
     config: Config,
     sets: Sets = None,
     model: Model = None,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="Where the answers go; the same as --set output.uri=...")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N documents.")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse the run when a row of the input is no document.")] = False,
+    output: Place = None,
+    limit: Limit = None,
+    strict: Strict = False,
     address: Annotated[str | None, typer.Option("--address", help="The job server's URL; RAY_API_SERVER_ADDRESS otherwise.")] = None,
     run_id: Annotated[str | None, typer.Option("--run-id", help="Names the run on the cluster; from the configuration otherwise.")] = None,
     retries: Annotated[int, typer.Option("--retries", min=0, help="How often to go on after a driver that died.")] = 2,
