@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from askmany.pipeline.commit import read_manifest
 from askmany.pipeline.storage import ObjectStore
-from tests.helpers.child_run import Trouble, kill, result_of, start
+from tests.helpers.child_run import Trouble, kill, result_of, run_here, start
 from tests.helpers.runs import run_values, write_jsonl
 from tests.helpers.word_model import words
 
@@ -71,30 +71,31 @@ def endure(folder: Path, config: Mapping[str, Any], size: Size, address: str, se
     output = folder / f"out-{seed}"
     story: list[str] = []
     for victim in draw.sample(["driver", "worker", "driver"], k=draw.choice([1, 2])):
-        process, log = _launch(folder, config, size, address, draw, output, story)
+        values, trouble = _drawn(folder, config, size, address, draw, output, story)
+        process = start(folder, values, trouble, if_running="wait")
         total = -(-size.documents // size.shard)
         _wait_for(process, output, draw.choice([0, draw.randrange(total), total - 2, total]), draw.random() * 0.3)
-        if victim == "driver" or not _kill_a_worker(log, draw):
+        if victim == "driver" or not _kill_a_worker(Path(trouble.log), draw):
             kill(process)
             story.append(f"driver killed at {shards(output)} shards")
         else:
             story.append(f"worker killed at {shards(output)} shards")
             story.append(str(result_of(process)["state"]))
-    process, _ = _launch(folder, config, size, address, draw, output, story)
-    result = result_of(process)
+    values, trouble = _drawn(folder, config, size, address, draw, output, story)
+    result = run_here(values, trouble, if_running="wait")  # whoever goes on need not be a process of its own
     assert result["exit_code"] == 0, result
     return output, story
 
 
-def _launch(
+def _drawn(
     folder: Path, config: Mapping[str, Any], size: Size, address: str, draw: random.Random, output: Path, story: list[str]
-) -> tuple[subprocess.Popen[str], Path]:
+) -> tuple[dict[str, Any], Trouble]:
+    """The next launch: how many workers, which dispatcher, and where they note what they take in."""
     count, dispatch = draw.choice([1, 2, 3, 4]) if story else 3, draw.choice(["ray_data", "direct"])
     log = folder / f"log-{draw.randrange(1 << 40):x}"
     log.mkdir()
     story.append(f"{dispatch} with {count}")
-    values = with_workers(config, address, count, dispatch, output)
-    return start(folder, values, Trouble(log=str(log), pause_s=size.pause_s), if_running="wait"), log
+    return with_workers(config, address, count, dispatch, output), Trouble(log=str(log), pause_s=size.pause_s)
 
 
 def _wait_for(process: subprocess.Popen[str], output: Path, count: int, then_s: float, limit_s: float = 90.0) -> None:

@@ -103,6 +103,21 @@ def run_child(
     return result_of(start(folder, config, trouble, **how), limit_s)
 
 
+def run_here(config: Mapping[str, Any], trouble: Trouble | None = None, **how: Any) -> dict[str, Any]:
+    """The same in this process, whose Ray it uses: for a driver that nothing happens to."""
+    from askmany.engine.errors import AskmanyError, ConfigError
+    from askmany.pipeline.run import run
+
+    began = time.monotonic()
+    try:
+        result = run(config, build_engine=BuildTroubled(trouble or Trouble()), **how)
+        values = {"exit_code": result.exit_code, "state": result.state, "records": result.records, "statuses": dict(result.statuses)}
+        values |= {"usage": dict(result.usage), "launch_records": result.launch_records}
+    except AskmanyError as error:
+        values = {"exit_code": 2 if isinstance(error, ConfigError) else 1, "error": str(error), "type": type(error).__name__}
+    return {**values, "seconds": time.monotonic() - began}
+
+
 def kill(process: subprocess.Popen[str]) -> None:
     """SIGKILL to the driver alone; its workers end because Ray sees it gone."""
     if process.poll() is None:
@@ -134,22 +149,12 @@ def watch(folder: Path) -> Any:
 
 
 def main(spec_path: str) -> None:
-    from askmany.engine.errors import AskmanyError, ConfigError
-    from askmany.pipeline.run import run
-
     spec = json.loads(Path(spec_path).read_text())
     trouble = Trouble(**{key: tuple(value) if isinstance(value, list) else value for key, value in spec["trouble"].items()})
-    began = time.monotonic()
     how = dict(spec["how"])
     if "watched" in how:
         how["console"] = watch(Path(how.pop("watched")))
-    try:
-        result = run(spec["config"], build_engine=BuildTroubled(trouble), **how)
-        values = {"exit_code": result.exit_code, "state": result.state, "records": result.records, "statuses": dict(result.statuses)}
-        values |= {"usage": dict(result.usage), "launch_records": result.launch_records}
-    except AskmanyError as error:
-        values = {"exit_code": 2 if isinstance(error, ConfigError) else 1, "error": str(error), "type": type(error).__name__}
-    print(json.dumps({**values, "seconds": time.monotonic() - began}), flush=True)
+    print(json.dumps(run_here(spec["config"], trouble, **how)), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 from askmany.pipeline.commit import list_shards, read_manifest
 from askmany.pipeline.storage import ObjectStore
 from tests.helpers.chaos import Size, answers, endure, make_input, with_workers
-from tests.helpers.child_run import run_child
+from tests.helpers.child_run import run_here
 from tests.helpers.launches import Asked, launch
 from tests.helpers.runs import write_jsonl
 
@@ -22,7 +22,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, ray_address: str) -> tuple[P
     folder = tmp_path_factory.mktemp("chaos")
     config = make_input(folder, SIZE)
     output = folder / "undisturbed"
-    result = run_child(folder, with_workers(config, ray_address, 3, "ray_data", output))
+    result = run_here(with_workers(config, ray_address, 3, "ray_data", output))
     assert result["exit_code"] == 0, result
     return folder, config, answers(output)
 

@@ -17,7 +17,7 @@ from askmany.pipeline.heartbeat import read_status
 from askmany.pipeline.ledger import read_ledger
 from askmany.pipeline.storage import ObjectStore
 from tests.helpers.chaos import answers, shards
-from tests.helpers.child_run import Trouble, result_of, run_child, start
+from tests.helpers.child_run import Trouble, result_of, run_child, run_here, start
 from tests.helpers.runs import run_values, write_jsonl
 from tests.helpers.word_model import words
 
@@ -135,11 +135,11 @@ def test_two_runs_on_one_output(tmp_path: Path, ray_address: str) -> None:
     first = start(tmp_path, config, Trouble(pause_s=0.1))
     while not (tmp_path / "out/lock").exists() and first.poll() is None:
         time.sleep(0.02)
-    refused = run_child(tmp_path, config)
+    refused = run_here(config)
     assert refused["exit_code"] == 2
     assert refused["type"] == "RunLockedError"
     assert "is running there" in refused["error"]
-    waited = run_child(tmp_path, config, if_running="wait")
+    waited = run_here(config, if_running="wait")
     assert result_of(first)["exit_code"] == 0
     assert waited["exit_code"] == 0
     assert waited["launch_records"] == 0
@@ -173,12 +173,12 @@ def test_the_breaker_ends_a_run_of_errors_early(tmp_path: Path, ray_address: str
 
 def test_errors_are_tried_again_when_asked_for_and_nothing_else_is(tmp_path: Path, ray_address: str) -> None:
     config = values(tmp_path, ray_address, workers={"max_attempts": 2}, output={"shard_documents": 5})
-    assert run_child(tmp_path, config, Trouble(abort=("doc-13",)))["statuses"] == {"ok": 38, "error": 2}
+    assert run_here(config, Trouble(abort=("doc-13",)))["statuses"] == {"ok": 38, "error": 2}
     before = answers(tmp_path / "out")
     log = tmp_path / "log"
     log.mkdir()
-    assert run_child(tmp_path, config, Trouble(log=str(log)))["launch_records"] == 0
-    result = run_child(tmp_path, config, Trouble(log=str(log)), retry_errors=True)
+    assert run_here(config, Trouble(log=str(log)))["launch_records"] == 0
+    result = run_here(config, Trouble(log=str(log)), retry_errors=True)
     assert result["statuses"] == {"ok": 40}
     assert {path.name.rpartition("-")[0] for path in log.iterdir()} == {"doc-13"}
     after = answers(tmp_path / "out")
