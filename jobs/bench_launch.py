@@ -60,15 +60,19 @@ def launch(config: Mapping[str, Any], changes: Changes = Changes()) -> Launched:
     return Launched(**{**values, "opened": tuple(values["opened"])})
 
 
-def launch_until(config: Mapping[str, Any], changes: Changes, enough: Callable[[], bool]) -> None:
-    """Start a run and kill its driver, without a word, once `enough()` holds. Raises RuntimeError when it ends before."""
+def launch_until(config: Mapping[str, Any], changes: Changes, enough: Callable[[], bool]) -> int:
+    """Start a run and kill its driver, without a word, once `enough()` holds; the driver's peak memory in bytes until then. Raises
+    RuntimeError when it ends before."""
     process = _start(config, changes)
+    weigher = Weigher(process.pid)
     while not enough():
         if process.poll() is not None:
             raise RuntimeError(f"the run ended with {process.returncode} before it could be killed")
         time.sleep(POLL_S)
+    weigher.stop()
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    return weigher.peak_bytes
 
 
 def _start(config: Mapping[str, Any], changes: Changes) -> subprocess.Popen[str]:
@@ -81,10 +85,11 @@ def _start(config: Mapping[str, Any], changes: Changes) -> subprocess.Popen[str]
 
 
 class Weigher:
-    """The peak of this process's own memory (anonymous resident bytes: neither the object store's nor files'), looked at often."""
+    """The peak of a process's own memory (anonymous resident bytes: neither the object store's nor files'), looked at often."""
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int | str = "self") -> None:
         self.peak_bytes = 0
+        self._status = Path(f"/proc/{pid}/status")
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="weigher", daemon=True)
         self._thread.start()
@@ -95,7 +100,7 @@ class Weigher:
 
     def _watch(self) -> None:
         while not self._stopped.wait(WEIGH_S):
-            line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+            line = next((line for line in self._status.read_text().splitlines() if line.startswith("RssAnon")), "RssAnon: 0")
             self.peak_bytes = max(self.peak_bytes, int(line.split()[1]) * 1024)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from askmany.engine.errors import ConfigError
 from askmany.pipeline.balance import CostModel, Floats, GroupLimits, guided_groups
 from askmany.pipeline.cells import Sets
+from askmany.pipeline.columns import release, reordered
 from askmany.pipeline.documents import WHOLE_FILE, Locator
 
 Ints = NDArray[np.int64]
@@ -126,20 +128,40 @@ class Plan:
 
 def make_plan(documents: pa.Table, speed: float, costs: CostModel, limits: GroupLimits, sets: Sets | None = None) -> Plan:
     """Order documents (schema `DOCUMENTS`) by falling cost and cut them into groups. `speed` is the workers' total, in workers."""
+    return plan_columns(columns_of(documents), speed, costs, limits, sets)
+
+
+def columns_of(documents: pa.Table) -> dict[str, pa.ChunkedArray]:
+    """The columns of documents that a plan takes."""
+    return {name: documents.column(name) for name in DOCUMENTS.names}
+
+
+def plan_columns(
+    columns: dict[str, pa.ChunkedArray], speed: float, costs: CostModel, limits: GroupLimits, sets: Sets | None = None
+) -> Plan:
+    """As `make_plan`, from columns that are let go one by one: a caller who keeps nothing of them needs room for them once."""
+    documents = pa.table(columns)
     refuse_duplicate_documents(documents)
     cost = estimate(documents, costs)
+    release()
     keys = pa.table({"cost": cost, "doc_id": documents.column("doc_id")})
     order = pc.sort_indices(keys, sort_keys=[("cost", "descending"), ("doc_id", "ascending")]).to_numpy().astype(np.int64)
     del keys
+    release()
     records = np.ascontiguousarray(_records(documents)[order])
     runs = _runs(_floats(documents, "longest_tokens")[order], cost[order], records, speed, limits)
     order = order[np.concatenate(runs)] if runs else order
-    table = pa.table({name: documents.column(name).take(pa.array(order)).combine_chunks() for name in DOCUMENTS.names})
+    release()
+    del documents, records
+    table = reordered(columns, pa.array(order), DOCUMENTS.names)
     sizes = np.array(list(map(len, runs)), dtype=np.int64)
     ends = np.cumsum(sizes)
     known = dict(sets or {})
     names = [group_name(table.slice(end - size, size)) for size, end in zip(sizes, ends, strict=True)]
-    return from_table(grouped(table, cost[order], names, sizes), known)
+    plan = from_table(grouped(table, cost[order], names, sizes), known)
+    del table, cost, order, runs
+    release()
+    return plan
 
 
 def _runs(tokens: Floats, cost: Floats, records: Ints, speed: float, limits: GroupLimits) -> list[Ints]:
@@ -220,13 +242,12 @@ def asked_columns(rows: pa.Table) -> tuple[list[Any], ...]:
 
 def refuse_duplicate_documents(documents: pa.Table) -> None:
     """ConfigError naming a doc_id that occurs twice, and both places."""
-    if pc.count_distinct(documents.column("doc_id")).as_py() == documents.num_rows:
-        return
-    counts = pc.value_counts(documents.column("doc_id"))
-    twice = counts.filter(pc.greater(counts.field("counts"), 1))
+    ids = documents.column("doc_id").combine_chunks()
+    ids = ids.take(pc.sort_indices(ids))  # a hash table of a million ids would take more
+    twice = ids[1:].filter(pc.equal(ids[1:], ids[:-1]))
     if not len(twice):
         return
-    doc_id = min(twice.field("values").to_pylist())
+    doc_id = twice[0].as_py()
     places = [_locator(row).place() for row in documents.filter(pc.equal(documents.column("doc_id"), doc_id)).to_pylist()]
     raise ConfigError(f"input: doc_id {doc_id!r} occurs {len(places)} times: {places[0]} and {places[1]}; ids must differ")
 
@@ -261,10 +282,12 @@ def plain_table(table: pa.Table) -> pa.Table:
 
 def to_bytes(plan: Plan, listing: str) -> memoryview:
     """The plan's file; `listing` tells what it was made from (see `resume.listing_hash`)."""
-    sink = pa.BufferOutputStream()
     metadata = {b"listing": listing.encode(), b"sets": json.dumps(plan.sets).encode()}
-    pq.write_table(plan.table.replace_schema_metadata(metadata), sink, compression="zstd", row_group_size=ROW_GROUP)
-    return memoryview(sink.getvalue())
+    with tempfile.TemporaryFile() as file:  # a buffer that grows would be there twice
+        pq.write_table(plan.table.replace_schema_metadata(metadata), file, compression="zstd", row_group_size=ROW_GROUP)
+        release()
+        file.seek(0)
+        return memoryview(file.read())
 
 
 def from_bytes(data: bytes | memoryview) -> tuple[Plan, str]:

@@ -10,6 +10,7 @@ from askmany.engine.errors import ConfigError
 from askmany.pipeline import resume
 from askmany.pipeline.balance import GroupLimits
 from askmany.pipeline.carrying import fill, find_sources, put_aside, read_former, write_former
+from askmany.pipeline.columns import release
 from askmany.pipeline.commit import DEAD_LETTERS, PLAN, Shard, group_of, seal
 from askmany.pipeline.config import RunConfig
 from askmany.pipeline.costing import Costs, learn
@@ -70,6 +71,7 @@ def plan_run(opened: OpenedRun, speed: float, build_preparer: Callable[[RunConfi
     """Survey the input and plan; unless the launch only looks, plan and dead letters are written to the output. Raises ConfigError."""
     survey = _survey(opened, build_preparer)
     refuse_duplicate_documents(survey.documents)
+    release()
     if not survey.documents.num_rows:
         raise ConfigError(f"input.uri: no document with a question in {', '.join(opened.config.input.uris)}{_explain(survey)}")
     output, apart = opened.config.output, long_above(opened.config, opened.preparer)
@@ -89,6 +91,7 @@ def plan_run(opened: OpenedRun, speed: float, build_preparer: Callable[[RunConfi
     if how.epoch is not None:
         write_former(opened.store, found.former, sets)
         opened.store.put(PLAN, to_bytes(found.plan, made_from(opened)))
+        release()
     return _planned(opened, found.plan, letters, unasked, how, costs)
 
 

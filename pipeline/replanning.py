@@ -21,7 +21,19 @@ import pyarrow.compute as pc
 from askmany.engine.fit import Ask
 from askmany.pipeline.balance import CostModel, GroupLimits
 from askmany.pipeline.cells import Cell, Sets, set_name
-from askmany.pipeline.plan import DOCUMENTS, PLAIN_DOCUMENTS, Plan, asked_columns, estimate, from_table, group_name, grouped, make_plan
+from askmany.pipeline.plan import (
+    DOCUMENTS,
+    PLAIN_DOCUMENTS,
+    Plan,
+    asked_columns,
+    columns_of,
+    estimate,
+    from_table,
+    group_name,
+    grouped,
+    make_plan,
+    plan_columns,
+)
 
 Cells = frozenset[Cell]
 Part = tuple[int, Cells]  # a document's row in the survey, and what is asked of it
@@ -72,6 +84,13 @@ class Wanted:
         self._usual: dict[Cells, dict[str, Any]] = {}
         self.left = lru_cache(_left)  # a million documents ask one of a few sets, and share what comes of them
         self.union = lru_cache(_union)
+
+    def give_away(self) -> dict[str, pa.ChunkedArray]:
+        """What a plan takes of the documents, of which nothing is kept here: the last thing to ask for."""
+        columns = columns_of(self.documents)
+        self.documents = self.documents.schema.empty_table()
+        self._prompts, self._chunks = self._prompts[:0].copy(), self._chunks[:0].copy()
+        return columns
 
     @property
     def all_shared(self) -> Sets:
@@ -136,7 +155,7 @@ _OVERRIDDEN = ("questions", "question_tokens", "answer_tokens", "answerable", "s
 def replan(wanted: Wanted, sources: Sequence[Source], sets: Sets, speed: float, costs: CostModel, limits: GroupLimits) -> Replanned:
     """The plan that asks what is `wanted` and no source holds. Of several sources of one record the first gives it."""
     if not sources:
-        return Replanned(make_plan(wanted.documents, speed, costs, limits, wanted.all_shared), ())
+        return Replanned(plan_columns(wanted.give_away(), speed, costs, limits, wanted.all_shared), ())
     covered: list[Cells] = [NOTHING] * wanted.documents.num_rows
     shared = {name: frozenset(cells) for name, cells in sets.items()}
     pieces: list[Piece] = []

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from askmany.engine.errors import ConfigError
 from askmany.pipeline.cells import cell_of
+from askmany.pipeline.columns import release, reordered
 from askmany.pipeline.config import InputConfig, RunConfig
 from askmany.pipeline.documents import DeadLetter, Locator, SourceDocument
 from askmany.pipeline.iteration import batches
@@ -165,7 +166,7 @@ def gather(tables: Iterable[pa.Table], columns: InputConfig) -> Survey:
     letters = tuple(_exact_line(_dead_letter(row), columns) for row in bad)
     documents = in_input_order(_joined(parts)).slice(0, columns.limit)
     asked = documents.filter(pc.greater(documents.column("questions"), 0)) if _unasked(documents) else documents
-    pa.default_memory_pool().release_unused()
+    release()
     return Survey(asked, letters, documents.num_rows - asked.num_rows)
 
 
@@ -177,15 +178,14 @@ def _joined(parts: list[pa.Table]) -> pa.Table:
 
 
 def in_input_order(documents: pa.Table) -> pa.Table:
-    """Rows (schema `SURVEYED`) by file and place. A column at a time, each freed when its copy is there: a driver may have millions."""
+    """Rows (schema `SURVEYED`) by file and place."""
     uris = documents.column("uri").combine_chunks()
     ranks = np.argsort(np.argsort(np.array(uris.dictionary.to_pylist(), dtype=object))) if len(uris.dictionary) else np.zeros(0, dtype=int)
     keys = [documents.column(name).to_numpy() for name in ("length", "start")]
     order = pa.array(np.lexsort([*keys, ranks[uris.indices.to_numpy()]]))
-    del uris, keys
-    for index, field in enumerate(SURVEYED):
-        documents = documents.set_column(index, field, documents.column(index).take(order).combine_chunks())
-    return documents
+    columns = dict(zip(SURVEYED.names, documents.columns, strict=True))
+    del documents, uris, keys
+    return reordered(columns, order, SURVEYED.names).cast(SURVEYED)
 
 
 def _own(table: pa.Table) -> pa.Table:
