@@ -122,7 +122,7 @@ def busy(documents: int = 60, questions: int = 20, model: Model = "smollm2", out
         check(config, documents * questions)
         groups = acknowledged(config)
         seconds = groups[-1]["at"] - groups[0]["at"]
-        share = sum(group["usage"]["busy_s"] for group in groups[1:]) / seconds
+        share = sum(group["usage"].get("busy_s", 0.0) for group in groups[1:]) / seconds
         core = launched.driver_cpu_s / (launched.ended_at - launched.started_at)
     figures = {"documents": documents, "questions": questions, "groups": len(groups), "busy_share": share, "driver_cores": core}
     tell("busy", figures | {"measured_s": seconds}, out)
