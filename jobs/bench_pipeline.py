@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -217,7 +218,9 @@ def tell(name: str, figures: dict[str, Any], out: Path | None) -> None:
     """Print the figures as one line of JSON; put them into `out` beside what other commands found."""
     machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}
     versions = {"python": platform.python_version(), "ray": version("ray"), "pyarrow": version("pyarrow")}
-    record = {**figures, "machine": machine, "versions": versions, "date": time.strftime("%Y-%m-%d")}
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    commit = head.stdout.strip() or "unknown"
+    record = {**figures, "machine": machine, "versions": versions, "commit": commit, "date": time.strftime("%Y-%m-%d")}
     print(json.dumps({name: record}))
     if out is not None:
         known = json.loads(out.read_text()) if out.exists() else {}

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from askmany.jobs.init import STARTER
+from askmany.jobs.markers import between
 
 FOLDERS = {
     "jobs": "what one can run: a file a command",
@@ -47,11 +48,7 @@ def config() -> str:
 def filled(readme: str, root: Path) -> str:
     """The README with both parts made anew. ValueError when a marker is missing."""
     for name, part in (("config", config()), ("tree", tree(root))):
-        start, stop = f"<!-- {name} -->", f"<!-- /{name} -->"
-        if start not in readme or stop not in readme:
-            raise ValueError(f"the README lacks {start} ... {stop}")
-        head, rest = readme.split(start, 1)
-        readme = f"{head}{start}\n{part}\n{stop}{rest.split(stop, 1)[1]}"
+        readme = between(readme, name, part)
     return readme
 
 

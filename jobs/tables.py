@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-START, STOP = "<!-- kernels -->", "<!-- /kernels -->"
+from askmany.jobs.markers import between
+
 STOCK = ("fa3_decode", "flashinfer_decode")
 COLUMNS = {
     "floor_us": "floor",
@@ -108,15 +109,6 @@ def marks(found: Measurements) -> list[Mark]:
     ]
 
 
-def rewritten(readme: str, table: str) -> str:
-    """`readme` with `table` between the markers. Raises ValueError when a marker is missing."""
-    before, start, rest = readme.partition(START)
-    _, stop, after = rest.partition(STOP)
-    if not start or not stop:
-        raise ValueError(f"the README needs {START} and {STOP}, in this order")
-    return f"{before}{START}\n{table}\n{STOP}{after}"
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("readme", type=Path)
@@ -127,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     for mark in marks(found):
         print(mark)
     held = options.readme.read_text()
-    wanted = rewritten(held, markdown(found))
+    wanted = between(held, "kernels", markdown(found))
     if options.check:
         if held != wanted:
             print(f"{options.readme} differs from {options.measurements}")

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from askmany.jobs.bench_merge import work_order
+from askmany.jobs.markers import between
 
-START, STOP = "<!-- engine -->", "<!-- /engine -->"
 NOT_MEASURED = "Not measured yet."
 PUBLISHED = {
     ("grid", "codellama-7b"): "3.7x (A100), 5.9x (A6000)",
@@ -43,17 +43,8 @@ def markdown(record: Mapping[str, Any] | None) -> str:
     return "\n\n".join([*parts, _details(rows)])
 
 
-def rewritten(readme: str, part: str) -> str:
-    """`readme` with `part` between the markers. ValueError when one is missing."""
-    before, start, rest = readme.partition(START)
-    _, stop, after = rest.partition(STOP)
-    if not start or not stop:
-        raise ValueError(f"the README needs {START} and {STOP}, in this order")
-    return f"{before}{START}\n{part}\n{STOP}{after}"
-
-
 def write(readme: Path, record: Mapping[str, Any] | None) -> None:
-    readme.write_text(rewritten(readme.read_text(), markdown(record)))
+    readme.write_text(between(readme.read_text(), "engine", markdown(record)))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         write(options.readme, record)
         return 0
     held = options.readme.read_text()
-    differs = held != rewritten(held, markdown(record))
+    differs = held != between(held, "engine", markdown(record))
     if differs:
         print(f"{options.readme} differs from {options.measurements}")
     return int(differs)

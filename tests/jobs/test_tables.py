@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from askmany.jobs.tables import Measurements, main, marks, rewritten
+from askmany.jobs.markers import between
+from askmany.jobs.tables import Measurements, main, marks
 
 
 def _row(
@@ -84,7 +85,7 @@ def test_the_readme_follows_the_measurements(tmp_path: Path, capsys: pytest.Capt
 
 def test_missing_markers_are_named() -> None:
     with pytest.raises(ValueError, match="<!-- kernels -->"):
-        rewritten("no markers", "table")
+        between("no markers", "kernels", "table")
 
 
 def test_the_published_measurements_are_whole() -> None:
