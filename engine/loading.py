@@ -34,6 +34,7 @@ PACKED = ("fp8", "awq")  # kinds of packed weights that SGLang's layers run
 def load_executor(model: ResolvedModel, config: EngineConfig, context_tokens: int) -> tuple[TorchExecutor, EngineConfig]:
     """The executor for `model` under `config`, and the config with its `auto` values resolved. Raises ConfigError."""
     device = torch.device(_device(config))
+    check_deterministic(config, device)
     check_quantization(model, config, device)
     dtype = _dtype(model, config, device)
     memory.check_weights(model.name, _weight_bytes(model, dtype), device, memory.free_bytes(device))
@@ -92,6 +93,12 @@ def _kernel_bytes(model: LoadedModel, config: EngineConfig, device: torch.device
     from askmany.engine.kernel_loading import kernel_bytes
 
     return kernel_bytes(model, config, device, context_tokens)
+
+
+def check_deterministic(config: EngineConfig, device: torch.device) -> None:
+    """Raises ConfigError for the interleaved layout on a GPU: its kernel cuts keys by the requests of a step, which moves last bits."""
+    if config.deterministic and config.layout == "interleaved" and device.type == "cuda":
+        raise ConfigError("engine.deterministic: on a GPU it needs layout split, the layout is interleaved")
 
 
 def check_quantization(model: ResolvedModel, config: EngineConfig, device: torch.device) -> None:

@@ -142,6 +142,15 @@ def test_deterministic_mode_is_not_sglangs_on_a_cpu() -> None:
     assert EngineConfig(backend="sglang", deterministic=True, device="cuda").deterministic
 
 
+def test_deterministic_mode_on_a_gpu_is_the_split_layouts() -> None:
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    with pytest.raises(ConfigError, match="on a GPU it needs layout split, the layout is interleaved"):
+        loading.check_deterministic(EngineConfig(layout="interleaved", deterministic=True), cuda)
+    loading.check_deterministic(EngineConfig(layout="interleaved", deterministic=True), cpu)
+    loading.check_deterministic(EngineConfig(layout="interleaved"), cuda)
+    loading.check_deterministic(EngineConfig(deterministic=True), cuda)
+
+
 @pytest.mark.parametrize(
     ("packed", "values", "device", "said"),
     [
