@@ -106,12 +106,15 @@ class TorchExecutor:
         """A step with temperatures, grammars or label scores: its logits are looked at before the next step is launched."""
         assert self.steps is not None
         try:
-            places = [place for place, stream in enumerate(launched.streams) if not stream.question.labels]
+            likeliest = [_takes_the_likeliest(stream) for stream in launched.streams]
+            places = [place for place, stream in enumerate(launched.streams) if not (stream.question.labels or likeliest[place])]
             scored = [place for place, stream in enumerate(launched.streams) if stream.question.labels]
             if scored:
                 rows = tuple(ScoredRow(launched.streams[place], 0) for place in scored)
                 self._scorer.add(rows, launched.logits[scored])
             drawn = dict(zip(places, self._draw(tuple(launched.streams[i] for i in places), launched.logits[places]), strict=True))
+            if any(likeliest):  # as they would be without the others, to the last bit
+                drawn = dict(enumerate(launched.wait())) | drawn
         except RuntimeError as error:
             raise self._failure(plan, error) from error
         return self._checked(

@@ -88,22 +88,22 @@ class GraphRunner:
     def __init__(
         self, buckets: Sequence[Bucket], make_space: MakeSpace, fits: Fits, capturer: Capturer, empty: PagedRows, drawn: Tensor
     ) -> None:
-        self.buckets = tuple(sorted(buckets))
+        self.buckets = tuple(sorted(buckets, key=lambda bucket: (bucket.rows, bucket.wanted, not bucket.decode, bucket.units)))
         self.capture_s: dict[Bucket, float] = {}  # seconds that each capture took
         self._make_space, self._fits, self._capturer = make_space, fits, capturer
         self._empty, self._drawn = empty, drawn
         self._captured: dict[Bucket, _Captured] = {}
         self._wanted: Counter[Bucket] = Counter()
 
-    def run(self, step: PagedRows, feeds: Sequence[int]) -> StepSpace | None:
-        """Load and replay the step; the space that holds its results. None: no bucket is captured for it, run it without a graph."""
+    def load(self, step: PagedRows, feeds: Sequence[int]) -> tuple[StepSpace, Work] | None:
+        """Load the step into its bucket, captured now if need be: the space that will hold the results, and the replay that brings them.
+        None: no bucket serves it, run it without a graph."""
         bucket = self.choose(step)
         if bucket is None:
             return None
         found = self._captured.get(bucket) or self._capture(bucket, step)
         found.space.load(step, feeds)
-        found.replay()
-        return found.space
+        return found.space, found.replay
 
     def choose(self, step: PagedRows) -> Bucket | None:
         """The captured bucket to use, or the one to be captured now; counts what was asked for."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from askmany.engine.errors import EngineError
-from askmany.engine.graphs import Bucket, Capturer, GraphRunner
+from askmany.engine.graphs import Bucket, Capturer, GraphRunner, Work
 from askmany.engine.idle import DeviceClock
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.model import RowModel
@@ -71,12 +72,15 @@ class KernelSteps:
         return dict(self._graphs.capture_s) if self._graphs else {}
 
     def covers(self, plan: StepPlan) -> bool:
-        """Whether the kernels run this plan; to be asked before each `launch`."""
+        """Whether the kernels run this plan; to be asked before each `launch`. What they do not run, others must, at once."""
         if not can_page(plan):
             return False
         step = self._maker.read(plan)
         self._read = (plan, step)
-        return self._maker.fits_eager(step)
+        if self._maker.fits_eager(step):
+            return True
+        self._maker.stored_elsewhere(step)
+        return False
 
     def launch(self, plan: StepPlan) -> Launched:
         """Start a step that is covered. Raises EngineError for a position beyond the context."""
@@ -85,10 +89,9 @@ class KernelSteps:
         step, self._read = self._read[1], None
         self._check_positions(step)
         feeds = self._feeds(step)
+        space, work = (self._graphs.load(step, feeds) if self._graphs else None) or self._load_eagerly(step, feeds)
         with self.clock.step():
-            space = self._graphs.run(step, feeds) if self._graphs else None
-            if space is None:
-                space = self._run_eagerly(step, feeds)
+            work()
         self._places = {stream.stream_id: place for place, stream in enumerate(step.streams)}
         self._last = self._bring_home(step, space)
         return self._last
@@ -117,13 +120,12 @@ class KernelSteps:
         with torch.inference_mode(False):  # buffers that live longer than a step
             return self._maker.space(bucket, step, self._drawn)
 
-    def _run_eagerly(self, step: PagedRows, feeds: list[int]) -> StepSpace:
+    def _load_eagerly(self, step: PagedRows, feeds: list[int]) -> tuple[StepSpace, Work]:
         if self._eager is None:
             with torch.inference_mode(False):
                 self._eager = self._maker.eager_space(self._drawn)
         self._eager.load(step, feeds)
-        self._eager.compute(step.rows, len(step.wanted))
-        return self._eager
+        return self._eager, partial(self._eager.compute, step.rows, len(step.wanted))
 
     def _feeds(self, step: PagedRows) -> list[int]:
         feeds = [-1] * step.rows

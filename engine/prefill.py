@@ -9,6 +9,8 @@ from askmany.engine.prefix_tree import PrefixNode
 from askmany.engine.request import DocumentState
 from askmany.engine.step import PrefixChunk
 
+MOST_CHUNKS = 64
+
 
 def ready(document: DocumentState) -> bool:
     """Whether the document's whole prefix is stored, so that its streams may feed tokens."""
@@ -16,7 +18,8 @@ def ready(document: DocumentState) -> bool:
 
 
 def plan_chunks(documents: Iterable[DocumentState], budget_tokens: int, limits: SchedulerLimits) -> tuple[PrefixChunk, ...]:
-    """The next chunk of each document's first incomplete node, oldest document first, within `budget_tokens`.
+    """The next chunk of each document's first incomplete node, oldest document first, within `budget_tokens` and `MOST_CHUNKS`, for which
+    devices make room.
 
     A node that several documents wait for appears once. In deterministic mode there is one chunk, from a multiple of `prefill_chunk`
     (counted from the node's first token) to the next one or the node's end, and none where it does not fit whole.
@@ -35,6 +38,6 @@ def plan_chunks(documents: Iterable[DocumentState], budget_tokens: int, limits: 
         planned.add(node)
         chunks.append(PrefixChunk(node, node.stored, node.stored + size))
         budget_tokens -= size
-        if limits.deterministic:
+        if limits.deterministic or len(chunks) == MOST_CHUNKS:
             break
     return tuple(chunks)

@@ -23,7 +23,7 @@ from askmany.engine.paged import MaskedStep, PagedRows, PagedStep, masked_step, 
 from askmany.engine.space import StepSpace
 from askmany.engine.split_space import SplitLayout, SplitSize
 from askmany.engine.step import StepPlan
-from askmany.engine.workspaces import CHUNKS, NODES, Processors, WorkRules, all_sizes, bucket_size, eager_size, split_buckets
+from askmany.engine.workspaces import CHUNKS, Processors, WorkRules, all_sizes, bucket_size, eager_size, most_nodes, split_buckets
 from askmany.kernels.plan import Chunking
 from askmany.kernels.stream_attention import Partials
 from askmany.kernels.tiles import AttentionShape, Tiles
@@ -36,7 +36,8 @@ CAPTURED_CHUNK_ROWS = 512  # rows of prefix chunks in a graph at most; beyond, a
 @dataclass(frozen=True, slots=True)
 class KernelSetting:
     """What spaces are made for: the model over its pool, limits, and how attention is cut. `chunk_pass`: prefill of another library;
-    `nodes`: prefix nodes in one step at most; `tiles`: the kernel's tiles for a decode step whose nodes are read by so many rows."""
+    `nodes`: prefix nodes in one step at most (default: as the limits make possible); `tiles`: the kernel's tiles for a decode step whose
+    nodes are read by so many rows."""
 
     model: RowModel
     pool: KVPool
@@ -45,7 +46,7 @@ class KernelSetting:
     context_tokens: int
     chunking: Chunking = field(default_factory=Chunking)
     chunk_pass: ChunkPass | None = None
-    nodes: int = NODES
+    nodes: int | None = None
     tiles: Callable[[AttentionShape, int], Tiles] | None = None
 
     @property
@@ -82,6 +83,10 @@ class SpaceMaker(Protocol):
 
     def fits_eager(self, step: Any) -> bool: ...
 
+    def stored_elsewhere(self, step: Any) -> None:
+        """K and V of this step's rows are stored by others: note what later steps must know of their slots."""
+        ...
+
     def space(self, bucket: Bucket, step: Any, drawn: Tensor) -> StepSpace: ...
 
     def eager_space(self, drawn: Tensor) -> StepSpace: ...
@@ -95,6 +100,7 @@ class SplitMaker:
         self._rules = WorkRules(
             setting.shape, setting.chunking, setting.context_tokens, setting.limits.max_rows, _processors(setting.pool.device)
         )
+        self._nodes = setting.nodes or most_nodes(setting.limits)
         self._partials: Partials | None = None
         self.most_wanted = setting.limits.max_rows
         self.empty = PagedStep()
@@ -116,6 +122,9 @@ class SplitMaker:
 
     def fits_eager(self, step: PagedStep) -> bool:
         return self._eager_size().holds(step) and len(step.wanted) <= self.most_wanted
+
+    def stored_elsewhere(self, step: PagedStep) -> None:
+        """Nothing: slots of this layout have no marks."""
 
     def space(self, bucket: Bucket, step: PagedStep, drawn: Tensor) -> StepSpace:
         layout = self._layout(self._size(bucket), node_rows(step), None)
@@ -143,15 +152,15 @@ class SplitMaker:
         """Of all spaces together: their steps follow one another on one stream."""
         if self._partials is None:
             limits, shape = self._setting.limits, self._setting.shape
-            sizes = all_sizes(limits, self._setting.nodes, self._pages())
+            sizes = all_sizes(limits, self._nodes, self._pages())
             self._partials = Partials(self._rules.most_partials(sizes), shape.head_dim, self._setting.pool.device)
         return self._partials
 
     def _size(self, bucket: Bucket) -> SplitSize:
-        return bucket_size(bucket, self._setting.limits, self._setting.nodes, self._pages())
+        return bucket_size(bucket, self._setting.limits, self._nodes, self._pages())
 
     def _eager_size(self) -> SplitSize:
-        return eager_size(self._setting.limits, self._setting.nodes, self._pages())
+        return eager_size(self._setting.limits, self._nodes, self._pages())
 
     def _pages(self) -> int:
         return self._setting.pool.slots // self._setting.page_size
@@ -186,6 +195,11 @@ class MaskedMaker:
 
     def fits_eager(self, step: MaskedStep) -> bool:
         return self._eager_size().holds(step) and len(step.wanted) <= self.most_wanted
+
+    def stored_elsewhere(self, step: MaskedStep) -> None:
+        """The streams of the slots that are written."""
+        sids = torch.tensor(step.sids, dtype=torch.int32, device=self._slot_sid.device)
+        self._slot_sid[torch.tensor(step.slots, device=self._slot_sid.device)] = sids
 
     def space(self, bucket: Bucket, step: MaskedStep, drawn: Tensor) -> StepSpace:
         layout = MaskedLayout(self._setting.shape, self._size(bucket), self._slot_sid, self._typical_keys(step))

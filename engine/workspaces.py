@@ -11,14 +11,18 @@ from dataclasses import dataclass
 
 from askmany.engine.config import Layout, SchedulerLimits
 from askmany.engine.graphs import Bucket, request_buckets, row_buckets
+from askmany.engine.prefill import MOST_CHUNKS
 from askmany.engine.split_space import SplitSize
 from askmany.kernels.plan import Chunking, WorkCapacity, default_capacity
 from askmany.kernels.tables import StepLimits
 from askmany.kernels.tiles import AttentionShape, Tiles, candidates
 
-CHUNKS = 64  # prefix chunks in one step at most
-NODES = 128
+CHUNKS = MOST_CHUNKS
+SHARED_NODES = 64  # instructions, and prefixes that are still being stored
+CAPTURED_NODES = 128  # of a step with a graph: its work list is sized in registers
 MIXED_ROWS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)  # rows of a graph for steps with question tails and small document chunks
+DRAWING_BYTES = 24  # a logit of a row that is drawn, in three fp64 tensors
+VENDOR_WORKSPACE_BYTES = 256 << 20
 CPU_SLOTS = 2  # programs at once that the interpreter plays
 
 
@@ -65,6 +69,11 @@ class WorkRules:
         )
 
 
+def most_nodes(limits: SchedulerLimits) -> int:
+    """Prefix nodes that one step reads at most: a document for each row, and what documents share."""
+    return limits.max_rows + SHARED_NODES
+
+
 def split_buckets(limits: SchedulerLimits) -> list[Bucket]:
     """Decode steps by rows; steps with question tails or small chunks by rows, too."""
     most = limits.max_rows
@@ -75,7 +84,7 @@ def split_buckets(limits: SchedulerLimits) -> list[Bucket]:
 def bucket_size(bucket: Bucket, limits: SchedulerLimits, nodes: int, pages: int) -> SplitSize:
     """What a step in `bucket` holds at most."""
     runs = bucket.rows if bucket.decode else min(bucket.rows, limits.max_rows + CHUNKS)
-    return SplitSize(bucket.rows, runs, min(nodes, bucket.rows + 8), pages)
+    return SplitSize(bucket.rows, runs, min(nodes, bucket.rows + 8, CAPTURED_NODES), pages)
 
 
 def eager_size(limits: SchedulerLimits, nodes: int, pages: int) -> SplitSize:
@@ -88,13 +97,18 @@ def all_sizes(limits: SchedulerLimits, nodes: int, pages: int) -> list[SplitSize
 
 
 def workspace_bytes(rules: WorkRules, limits: SchedulerLimits, layout: Layout, vocabulary: int) -> int:
-    """What graphs and kernels take beside weights, KV pool and activations when every space has been made: partial results of attention and
-    the logits of a step, in fp32."""
-    logits, head_dim = 4 * 2 * limits.max_rows * vocabulary, rules.shape.head_dim
+    """What graphs and kernels take beside weights, KV pool and activations when every space has been made: partial results of attention,
+    the logits that each graph keeps in fp32, what drawing with temperatures needs, another library's workspace."""
+    head_dim, most = rules.shape.head_dim, limits.max_rows
     if layout == "interleaved":  # splits times row tiles fill the processors twice
+        requests = request_buckets(limits.requests)
+        kept = sum(min(count * limits.streams, most) for count in requests)
         processors = rules.gpu.count if rules.gpu else CPU_SLOTS
-        return logits + 4 * 2 * processors * 128 * head_dim * (1 + len(request_buckets(limits.requests)))
-    return logits + 4 * rules.most_partials(all_sizes(limits, NODES, 1)) * (head_dim + 1)
+        partials = 4 * 2 * processors * 128 * head_dim * (1 + len(requests))
+    else:
+        kept = sum(bucket.wanted for bucket in split_buckets(limits))
+        partials = 4 * rules.most_partials(all_sizes(limits, most_nodes(limits), 1)) * (head_dim + 1)
+    return 4 * (kept + most) * vocabulary + DRAWING_BYTES * most * vocabulary + partials + VENDOR_WORKSPACE_BYTES
 
 
 def _powers_of_two(most: int) -> list[int]:

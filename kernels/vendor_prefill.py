@@ -61,7 +61,7 @@ class FlashPrefill:
             line[: len(own)] = own
         bounds = np.concatenate([[0], np.cumsum(rows)])
         self._options = {
-            "page_table": torch.from_numpy(table).to(self._device, non_blocking=True),
+            "page_table": _sent(torch.from_numpy(table), self._device),
             "cache_seqlens": _ints(lengths, self._device),
             "cu_seqlens_q": _ints(bounds.tolist(), self._device),
             "max_seqlen_q": max(rows),
@@ -90,7 +90,7 @@ class FlashInferPrefill:
         shape, lengths = self._shape, [len(own) for own in slots]
         self._wrapper.plan(
             _ints([0, *np.cumsum(rows).tolist()], self._device), _ints([0, *np.cumsum(lengths).tolist()], self._device),
-            torch.from_numpy(np.concatenate(slots)).to(self._device), _ints([1] * len(slots), self._device),
+            _sent(torch.from_numpy(np.concatenate(slots)), self._device), _ints([1] * len(slots), self._device),
             shape.q_heads, shape.kv_heads, shape.head_dim, 1,
             causal=True, q_data_type=shape.dtype, kv_data_type=shape.dtype, sm_scale=shape.head_dim**-0.5,
         )  # fmt: skip
@@ -103,4 +103,9 @@ class FlashInferPrefill:
 
 
 def _ints(values: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32).to(device, non_blocking=True)
+    return _sent(torch.tensor(values, dtype=torch.int32), device)
+
+
+def _sent(host: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device that waits for nothing: from pageable memory a large one would."""
+    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)

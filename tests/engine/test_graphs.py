@@ -63,9 +63,33 @@ def decode(rows: int) -> PagedRows:
     return PagedRows(token_ids=[1] * rows, positions=[0] * rows, slots=[0] * rows, wanted=list(range(rows)))
 
 
+def run(graphs: GraphRunner, step: PagedRows) -> Any:
+    """The space in which a step was replayed; None when no bucket served it."""
+    loaded = graphs.load(step, [-1] * step.rows)
+    if loaded is None:
+        return None
+    space, replay = loaded
+    replay()
+    return space
+
+
+def test_decode_steps_take_the_graph_without_gathers() -> None:
+    buckets = [Bucket(16, 16, False), Bucket(16, 16, True), Bucket(4, 4, True)]
+    graphs = GraphRunner(
+        buckets,
+        lambda bucket, step: FakeSpace(bucket),
+        lambda bucket, step: True,
+        FakeCapturer(),
+        PagedRows(),
+        DRAWN,  # type: ignore[arg-type,return-value]
+    )
+    graphs.warm([decode(16)])
+    assert list(graphs.capture_s) == [Bucket(16, 16, True)]
+
+
 def test_the_first_steps_run_without_a_graph_and_then_their_bucket_is_captured() -> None:
     graphs, capturer = runner(4, 16)
-    spaces = [graphs.run(decode(3), [-1] * 3) for _ in range(PATIENCE_FIRST + 1)]
+    spaces = [run(graphs, decode(3)) for _ in range(PATIENCE_FIRST + 1)]
     assert spaces[:PATIENCE_FIRST] == [None] * PATIENCE_FIRST
     assert spaces[-1].bucket.rows == 4  # type: ignore[union-attr]
     assert spaces[-1].loaded == [0, 3]  # type: ignore[union-attr]  # dummies while captured, then the step
@@ -77,7 +101,7 @@ def test_the_first_steps_run_without_a_graph_and_then_their_bucket_is_captured()
 def test_a_larger_captured_bucket_serves_until_a_closer_one_pays() -> None:
     graphs, capturer = runner(4, 16)
     graphs.warm([decode(9)])
-    served = [graphs.run(decode(2), [-1] * 2).bucket.rows for _ in range(PATIENCE_CLOSER + 1)]  # type: ignore[union-attr]
+    served = [run(graphs, decode(2)).bucket.rows for _ in range(PATIENCE_CLOSER + 1)]  # type: ignore[union-attr]
     assert served == [16] * PATIENCE_CLOSER + [4]
     assert capturer.captured == 2
 
@@ -87,8 +111,8 @@ def test_steps_with_tails_take_no_decode_bucket_and_too_large_ones_none() -> Non
     step = decode(10)
     step.wanted = [3, 9]
     for _ in range(PATIENCE_FIRST):
-        assert graphs.run(step, [-1] * 10) is None
-    assert graphs.run(step, [-1] * 10).bucket == Bucket(12, 8, False)  # type: ignore[union-attr]
+        assert run(graphs, step) is None
+    assert run(graphs, step).bucket == Bucket(12, 8, False)  # type: ignore[union-attr]
     assert graphs.choose(decode(17)) is None
     assert graphs.choose(PagedRows()) is None
 

@@ -10,7 +10,8 @@ import torch
 
 from askmany.engine.kernel_loading import load_steps
 from askmany.engine.kv_pool import KVPool, KVShape
-from askmany.engine.space_makers import KernelSetting, SplitMaker
+from askmany.engine.paged import MaskedStep
+from askmany.engine.space_makers import KernelSetting, MaskedMaker, SplitMaker
 from askmany.engine.workspaces import Processors, WorkRules, all_sizes, workspace_bytes
 from askmany.kernels.plan import Chunking
 from askmany.kernels.tiles import AttentionShape, Tiles, choose
@@ -62,7 +63,7 @@ def test_workspaces_are_counted_before_the_pool_is_made() -> None:
     limits = config_of("split", max_rows=256, step_tokens=2048, streams=256).limits
     rules = WorkRules(shape, Chunking(), 16384, 256, Processors(132, (9, 0)))
     counted = workspace_bytes(rules, limits, "split", 32016)
-    assert 2e8 < counted < 2e9
+    assert 2e8 < counted < 3e9
     assert workspace_bytes(rules, limits, "interleaved", 32016) < counted
     fewer = config_of("split", max_rows=64, step_tokens=512, streams=64).limits
     assert workspace_bytes(rules, fewer, "split", 32016) < counted
@@ -87,3 +88,21 @@ def test_large_document_chunks_are_left_to_the_prefill_kernel() -> None:
     assert maker.fits(largest, step)
     step.chunk_rows = 600
     assert not maker.fits(largest, step)
+
+
+def test_a_step_may_read_a_document_for_each_row() -> None:
+    """Without a graph beyond what its work list is sized for, but through the kernels."""
+    (model, pool), config = model_and_pool(16), config_of("split", max_rows=256, streams=256, step_tokens=512, kv_tokens=256)
+    maker = SplitMaker(KernelSetting(model, pool, config.page_size, config.limits, 64))
+    step = maker.sample(256, 256)
+    step.nodes = [object()] * 257  # type: ignore[list-item]
+    assert maker.fits_eager(step)
+    assert not any(maker.fits(bucket, step) for bucket in maker.buckets)
+
+
+def test_slots_that_others_store_bear_their_streams() -> None:
+    (model, pool), config = model_and_pool(16), config_of("interleaved", kv_tokens=256)
+    maker = MaskedMaker(KernelSetting(model, pool, config.page_size, config.limits, 64))
+    step = MaskedStep(token_ids=[1, 1, 1], positions=[0, 1, 2], slots=[5, 70, 9], sids=[2, -1, 0])
+    maker.stored_elsewhere(step)
+    assert maker._slot_sid[[5, 70, 9, 6]].tolist() == [2, -1, 0, -1]

@@ -114,11 +114,15 @@ def test_temperatures_draw_what_the_passes_draw() -> None:
     questions = tuple(Question(f"q{i}", (5 + i, 6), Sampling(3, temperature=0.8 * (i % 2), seed=i)) for i in range(3))
     document = Document("d", (tokens(random.Random(2), 14),), questions)
     config = config_of("split")
-    results = []
-    for engine in (kernel_engine(model, config), poisoned_engine(model, config)):
+    results, drawn = [], set()
+    ours = kernel_engine(model, config)
+    draw = ours.executor._draw  # type: ignore[attr-defined]
+    ours.executor._draw = lambda streams, logits: drawn.update(s.question.question_id for s in streams) or draw(streams, logits)  # type: ignore[attr-defined]
+    for engine in (ours, poisoned_engine(model, config)):
         engine.submit(document)
         results.append({(result.document_key, result.question_id): result for result in engine.drain()})
     same(*results)
+    assert drawn == {"q1"}  # the others are the device's, as they would be alone
 
 
 def test_a_position_beyond_the_context_is_refused() -> None:

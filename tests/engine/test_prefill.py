@@ -1,5 +1,5 @@
 from askmany.engine.config import SchedulerLimits
-from askmany.engine.prefill import plan_chunks, ready
+from askmany.engine.prefill import MOST_CHUNKS, plan_chunks, ready
 from askmany.engine.prefix_tree import PrefixNode
 from askmany.engine.request import DocumentState
 from tests.helpers.workload import make_document
@@ -50,3 +50,9 @@ def test_deterministic_chunks_are_whole_and_one_a_step() -> None:
     assert borders(states, 7, deterministic=True) == []
     states[0].path[1].stored = 8
     assert borders(states, 2, deterministic=True) == [(10, 8, 10)]
+
+
+def test_a_step_holds_no_more_chunks_than_devices_make_room_for() -> None:
+    states = make_states(*[2] * (MOST_CHUNKS + 9))
+    states[0].path[0].stored = 3
+    assert len(borders(states, 10_000)) == MOST_CHUNKS
