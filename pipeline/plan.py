@@ -8,7 +8,6 @@ asked of it, so the same work makes the same names on any machine.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -106,8 +105,10 @@ class Plan:
 
     def total(self, column: str) -> int:
         """The sum of an integer column over all rows; of a document's tokens, where it is counted."""
-        table = self.table.filter(self.table.column("home")) if column == "document_tokens" else self.table
-        return int(pc.sum(table.column(column)).as_py() or 0)
+        values = self.table.column(column)
+        if column == "document_tokens":
+            values = values.filter(self.table.column("home"))
+        return int(pc.sum(values).as_py() or 0)
 
     @property
     def records_by_group(self) -> dict[str, int]:
@@ -292,7 +293,10 @@ def to_bytes(plan: Plan, listing: str) -> memoryview:
 
 def from_bytes(data: bytes | memoryview) -> tuple[Plan, str]:
     """A plan and its listing hash from its file. Raises pa.ArrowException or KeyError when it is none."""
-    table = pq.read_table(io.BytesIO(data), read_dictionary=["uri", "format", "shared", "group", "source"])
+    table = pq.read_table(pa.BufferReader(data), read_dictionary=["uri", "format", "shared", "group", "source"])
     metadata = table.schema.metadata or {}
     sets = {name: tuple((str(key), int(value)) for key, value in cells) for name, cells in json.loads(metadata[b"sets"]).items()}
-    return from_table(table.select(PLANNED.names).cast(PLANNED), sets), metadata[b"listing"].decode()
+    plan = from_table(table.select(PLANNED.names).cast(PLANNED), sets)
+    del table, data
+    release()
+    return plan, metadata[b"listing"].decode()

@@ -64,7 +64,10 @@ def take_up(opened: OpenedRun, how: How) -> PlannedRun | None:
     if letters and opened.config.input.strict:
         raise ConfigError(f"{opened.store.uri_of(DEAD_LETTERS)}: {letters} rows of the input are no documents; refused because of strict")
     costs = learn(read_ledger(opened.store), before[0])
-    return _planned(opened, recosted(before[0], costs.model), letters, unasked, how, costs)
+    plan = recosted(before[0], costs.model)
+    del before
+    release()
+    return _planned(opened, plan, letters, unasked, how, costs)
 
 
 def plan_run(opened: OpenedRun, speed: float, build_preparer: Callable[[RunConfig], Preparer], how: How) -> PlannedRun:

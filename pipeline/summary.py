@@ -29,7 +29,7 @@ def print_plan(console: Console, opened: OpenedRun, planned: PlannedRun) -> None
     plan = planned.plan
     tokens, answers = plan.total("document_tokens"), plan.total("answer_tokens")
     per_token = opened.model.kv_bytes_per_token(kv_element_bytes(opened))
-    longest = int(max(plan.table.column("longest_tokens").to_pylist(), default=0))
+    longest = int(pc.max(plan.table.column("longest_tokens")).as_py() or 0)
     lines = [
         f"{many(plan.documents, 'document')}, {many(plan.records, 'question')} in {many(len(plan.groups), 'group')}"
         + (f", {many(len(planned.done), 'group')} done before" if planned.done else ""),
@@ -61,7 +61,7 @@ def kv_element_bytes(opened: OpenedRun) -> int:
 
 def waves(opened: OpenedRun, table: pa.Table) -> int:
     """How often the engine has to begin a set of streams for the document with most questions."""
-    most = max(pc.ceil(pc.divide(table.column("answerable").cast("double"), table.column("chunks"))).to_pylist(), default=0)
+    most = pc.max(pc.ceil(pc.divide(table.column("answerable").cast("double"), table.column("chunks")))).as_py() or 0
     return -(-int(most) // opened.config.engine.limits.streams)
 
 
