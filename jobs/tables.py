@@ -6,14 +6,12 @@ when the README differs from the measurements.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from askmany.jobs.markers import between
+from askmany.jobs.markers import options_of, put
 
 STOCK = ("fa3_decode", "flashinfer_decode")
 COLUMNS = {
@@ -110,22 +108,11 @@ def marks(found: Measurements) -> list[Mark]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("readme", type=Path)
-    parser.add_argument("measurements", type=Path)
-    parser.add_argument("--check", action="store_true")
-    options = parser.parse_args(arguments)
+    options = options_of(__doc__, arguments)
     found = Measurements(json.loads(options.measurements.read_text()))
     for mark in marks(found):
         print(mark)
-    held = options.readme.read_text()
-    wanted = between(held, "kernels", markdown(found))
-    if options.check:
-        if held != wanted:
-            print(f"{options.readme} differs from {options.measurements}")
-        return int(held != wanted)
-    options.readme.write_text(wanted)
-    return 0
+    return put(options, "kernels", markdown(found))
 
 
 def _line(found: Measurements, key: Key) -> str:

@@ -6,14 +6,13 @@ the interleaved method, every loss by name, and all cells. Without the file it s
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from askmany.jobs.bench_merge import work_order
-from askmany.jobs.markers import between
+from askmany.jobs.markers import between, options_of, put
 
 NOT_MEASURED = "Not measured yet."
 PUBLISHED = {
@@ -48,20 +47,9 @@ def write(readme: Path, record: Mapping[str, Any] | None) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("readme", type=Path)
-    parser.add_argument("measurements", type=Path)
-    parser.add_argument("--check", action="store_true")
-    options = parser.parse_args(arguments)
+    options = options_of(__doc__, arguments)
     record = json.loads(options.measurements.read_text()) if options.measurements.exists() else None
-    if not options.check:
-        write(options.readme, record)
-        return 0
-    held = options.readme.read_text()
-    differs = held != between(held, "engine", markdown(record))
-    if differs:
-        print(f"{options.readme} differs from {options.measurements}")
-    return int(differs)
+    return put(options, "engine", markdown(record))
 
 
 def _head(record: Mapping[str, Any]) -> str:

@@ -6,13 +6,11 @@ machine's load at the time. `--check` only compares.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from askmany.jobs.markers import between
+from askmany.jobs.markers import options_of, put
 
 Figures = Mapping[str, Any]
 Line = tuple[str, str]
@@ -66,17 +64,8 @@ def _conditions(figures: Figures) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("readme", type=Path)
-    parser.add_argument("measurements", type=Path)
-    parser.add_argument("--check", action="store_true")
-    options = parser.parse_args(arguments)
-    held = options.readme.read_text()
-    wanted = between(held, "pipeline", markdown(json.loads(options.measurements.read_text())))
-    if options.check:
-        return int(held != wanted)
-    options.readme.write_text(wanted)
-    return 0
+    options = options_of(__doc__, arguments)
+    return put(options, "pipeline", markdown(json.loads(options.measurements.read_text())))
 
 
 if __name__ == "__main__":
