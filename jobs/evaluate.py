@@ -1,7 +1,8 @@
 """`askmany evaluate TASK --data FILE`: a published task answered and scored, with baselines beside it, in one report.
 
 Baselines on the same model and data: `alone` (one request per question, the document's KV reused), `batch-prompt` (many questions in one
-prompt) and `transformers` (each full prompt by itself, without askmany's engine). The report is `evaluation.json` in the output.
+prompt) and `transformers` (each full prompt by itself, without askmany's engine). The report is `evaluation.json` in the output. An
+evaluation that was stopped goes on where it was when it is asked for again.
 """
 
 from __future__ import annotations
@@ -177,11 +178,14 @@ def _batch_prompt(found: Evaluation) -> Outcome:
 
 
 def _transformers(found: Evaluation) -> Outcome:
-    from askmany.jobs.baselines_transformers import generate
+    from askmany.jobs.baselines_transformers import PlainBaseline
 
     config = found.config
     model = resolve_model(config.model, config.model_revision)
-    done = generate(model, PromptBuilder(model.folder, config.prompt), found.rows, config.sampling.max_new_tokens, config.sampling.stop)
+    prompts = PromptBuilder(model.folder, config.prompt)
+    kept = ObjectStore(f"{found.request.output.rstrip('/')}/transformers", {})
+    baseline = PlainBaseline(model, prompts, config.sampling.max_new_tokens, tuple(config.sampling.stop), kept)
+    done = baseline.answer(found.rows)
     return Outcome(Items(done.items), done.seconds)
 
 

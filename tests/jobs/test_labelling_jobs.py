@@ -18,8 +18,9 @@ from askmany.engine.models import ResolvedModel, resolve_model
 from askmany.engine.prompts import PromptBuilder, PromptConfig
 from askmany.engine.request import Document, Question, Sampling
 from askmany.jobs import audit, bench_labels
-from askmany.jobs.baselines_transformers import generate
+from askmany.jobs.baselines_transformers import PlainBaseline
 from askmany.pipeline.run import run
+from askmany.pipeline.storage import ObjectStore
 from tests.helpers.hand_models import CHATML, byte_level, write_folder
 from tests.helpers.runs import run_values, write_jsonl
 from tests.helpers.tiny_models import tiny_model
@@ -50,11 +51,25 @@ def test_the_plain_baseline_answers_what_the_engine_answers(tiny: ResolvedModel)
         questions = tuple(Question(q["qid"], prompts.tail(q["question"]), Sampling(9, stop=("e",))) for q in row["questions"])  # type: ignore[index]
         engine.submit(Document(str(row["doc_id"]), prompts.segments(str(row["text"])), questions))
     ours = {result.question_id: result.text for result in engine.drain()}
-    done = generate(tiny, prompts, ROWS, 9, ["e"])
+    done = PlainBaseline(tiny, prompts, 9, ("e",)).answer(ROWS)
     assert {item.key[1]: item.answer for item in done.items} == ours
     assert len(ours) == 12
     assert done.seconds > 0
     assert all(item.references == ("the mayor",) for item in done.items)
+
+
+def test_a_plain_baseline_that_was_stopped_goes_on(tiny: ResolvedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = PromptBuilder(tiny.folder, PromptConfig())
+    store = ObjectStore(str(tmp_path / "kept"), {})
+    whole = PlainBaseline(tiny, prompts, 5).answer(ROWS)
+    PlainBaseline(tiny, prompts, 5, kept=store).answer(ROWS[:2])
+    generated: list[str] = []
+    plain = PlainBaseline._generate
+    monkeypatch.setattr(PlainBaseline, "_generate", lambda self, row: generated.append(row["doc_id"]) or plain(self, row))
+    assert PlainBaseline(tiny, prompts, 5, kept=store).answer(ROWS).items == whole.items
+    assert generated == ["d2", "d3"]
+    assert PlainBaseline(tiny, prompts, 6, kept=store).answer(ROWS[:1]).items  # another length is another answer
+    assert generated == ["d2", "d3", "d0"]
 
 
 def test_the_labelling_benchmark_ends_with_its_figures(tiny: ResolvedModel, tmp_path: Path) -> None:
