@@ -6,6 +6,7 @@ The only module that resolves `auto` values of the engine's config. Everything t
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -27,18 +28,35 @@ from askmany.engine.sglang_compat import installed_release
 if TYPE_CHECKING:
     from askmany.engine.kernel_steps import KernelSteps
 
+ModelLoader = Callable[[ResolvedModel, EngineConfig, torch.device, torch.dtype, int], LoadedModel]
+"""From model, config, device, dtype and the context in tokens to the model with its weights on the device."""
+
 logger = logging.getLogger(__name__)
 PACKED = ("fp8", "awq")  # kinds of packed weights that SGLang's layers run
 
 
-def load_executor(model: ResolvedModel, config: EngineConfig, context_tokens: int) -> tuple[TorchExecutor, EngineConfig]:
+def load_model(model: ResolvedModel, config: EngineConfig, device: torch.device, dtype: torch.dtype, context_tokens: int) -> LoadedModel:
+    """The model by the backend of the config; `auto` takes Transformers, with a warning, where SGLang refuses the model."""
+    if config.backend == "sglang" or (config.backend == "auto" and _prefers_sglang(device)):
+        try:
+            return SglangModel.load(model.folder, device, dtype, context_tokens, deterministic=config.deterministic)
+        except ConfigError as error:
+            if config.backend == "sglang" or model.quantization:
+                raise
+            logger.warning("%s; Transformers runs it instead", error)
+    return TransformersModel.load(model.folder, device, dtype, config.deterministic, context_tokens)
+
+
+def load_executor(
+    model: ResolvedModel, config: EngineConfig, context_tokens: int, load: ModelLoader = load_model
+) -> tuple[TorchExecutor, EngineConfig]:
     """The executor for `model` under `config`, and the config with its `auto` values resolved. Raises ConfigError."""
     device = torch.device(_device(config))
     check_deterministic(config, device)
     check_quantization(model, config, device)
     dtype = _dtype(model, config, device)
     memory.check_weights(model.name, _weight_bytes(model, dtype), device, memory.free_bytes(device))
-    loaded = _load_model(model, config, device, getattr(torch, dtype), context_tokens)
+    loaded = load(model, config, device, getattr(torch, dtype), context_tokens)
     need = memory.PoolNeed(
         model=model.name,
         token_bytes=loaded.kv_shape.token_bytes,
@@ -114,18 +132,6 @@ def check_quantization(model: ResolvedModel, config: EngineConfig, device: torch
         raise ConfigError(f"model {model.name}: weights packed as {packed!r} need engine.backend sglang on a GPU, the device is {device}")
     if config.deterministic:
         raise ConfigError(f"model {model.name}: deterministic needs plain weights, these are packed as {packed!r}")
-
-
-def _load_model(model: ResolvedModel, config: EngineConfig, device: torch.device, dtype: torch.dtype, context_tokens: int) -> LoadedModel:
-    """`backend: auto` takes Transformers, with a warning, where SGLang refuses the model."""
-    if config.backend == "sglang" or (config.backend == "auto" and _prefers_sglang(device)):
-        try:
-            return SglangModel.load(model.folder, device, dtype, context_tokens, deterministic=config.deterministic)
-        except ConfigError as error:
-            if config.backend == "sglang" or model.quantization:
-                raise
-            logger.warning("%s; Transformers runs it instead", error)
-    return TransformersModel.load(model.folder, device, dtype, config.deterministic, context_tokens)
 
 
 def _prefers_sglang(device: torch.device) -> bool:

@@ -3,10 +3,11 @@
     python -m askmany.jobs.bench_cluster --shape qwen2.5-7b --backend sglang --output out/bench-cluster
 
 The same documents and questions with one worker and with `--workers`, in turns, then once more with all workers while one of them is killed
-with SIGKILL after a third of the groups. Documents an hour count from the first group's start to the last one's commit, so that loading a
-model is left out and told beside it. `busy` is the share of that time that engines spent in steps, `gpu` what nvidia-smi saw meanwhile.
-Weights are random unless `--model` names a folder. Every run's keys are counted; one that is missing or twice fails the benchmark. The last
-line is one JSON document.
+with SIGKILL after a third of the groups: with `--rounds 1` three runs, and as many starts. No worker begins before all are built and warm
+(see `bench_together`). Documents an hour count from the first group's start to the last one's commit, so that loading a model is left out
+and told beside it. `busy` is the share of that time that engines spent in steps, `gpu` what nvidia-smi saw meanwhile. Weights are random
+unless `--model` names a folder; SGLang draws them as it loads, and none are written. Every run's keys are counted; one that is missing or
+twice fails the benchmark. The last line is one JSON document, which is also left in the output.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ from typing import Annotated, Any
 import typer
 
 from askmany.engine.errors import ConfigError
+from askmany.jobs.bench_together import built_s, drawn_engine, mark_drawn, stored_engine
 from askmany.pipeline.commit import current_answers
+from askmany.pipeline.config import WorkersConfig
 from askmany.pipeline.ledger import read_ledger
 from askmany.pipeline.run import run
+from askmany.pipeline.runtime import cluster
 from askmany.pipeline.storage import ObjectStore
 
 Group = dict[str, Any]
+MEASURED = {"page_size": 64, "prefill_chunk": 2048, "max_rows": 128}  # what an H200 ran well with
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class Setup:
     output: Path
     documents: int = 200
     questions: int = 32
-    document_words: int = 4000
+    document_words: int = 5000
     new_tokens: int = 24
     workers: int = 2
     backend: str = "sglang"
@@ -56,15 +61,17 @@ class Setup:
     seed: int = 0
     gpus: float | str = "auto"
     engine: tuple[tuple[str, Any], ...] = ()
+    drawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run. `start_s` is what came before the first group began, `span_s` what is measured."""
+    """One run. `start_s` is what came before the first group began, `built_s` each engine's own part of it, `span_s` what is measured."""
 
     workers: int
     killed: str
     start_s: float
+    built_s: list[float]
     span_s: float
     documents_per_hour: float
     answer_tokens_per_s: float
@@ -80,18 +87,36 @@ def main(
     model: Annotated[str | None, typer.Option(help="A model instead of a shape.")] = None,
     documents: int = 200,
     questions: int = 32,
-    document_words: int = 4000,
+    document_words: int = 5000,
     new_tokens: int = 24,
     workers: Annotated[int, typer.Option(min=2)] = 2,
     backend: str = "sglang",
     dispatch: str = "direct",
     rounds: Annotated[int, typer.Option(min=1)] = 2,
+    gpus: Annotated[str, typer.Option(help="GPUs of a worker; 0 for a CPU.")] = "auto",
+    engine: Annotated[str, typer.Option(help="JSON: keys of the engine section, beside the backend.")] = json.dumps(MEASURED),
 ) -> None:
     """Measure, print a line a run and the JSON document."""
     output.mkdir(parents=True, exist_ok=True)
-    found = model or str(random_model(shape, output / "model"))
-    setup = Setup(found, output, documents, questions, document_words, new_tokens, workers, backend, dispatch, rounds)
-    print(json.dumps(compare(setup), indent=1))
+    drawn = model is None and backend == "sglang"
+    found = model or str(random_model(shape, output / "model", stored=not drawn))
+    sizes = (documents, questions, document_words, new_tokens)
+    setup = Setup(
+        found,
+        output.resolve(),
+        *sizes,
+        workers,
+        backend,
+        dispatch,
+        rounds,
+        gpus=gpus if gpus == "auto" else float(gpus),
+        engine=tuple(json.loads(engine).items()),
+        drawn=drawn,
+    )
+    with cluster(WorkersConfig()):
+        found_out = compare(setup)
+    (output / "bench-cluster.json").write_text(json.dumps(found_out, indent=1))
+    print(json.dumps(found_out, indent=1))
 
 
 def compare(setup: Setup) -> dict[str, Any]:
@@ -129,8 +154,9 @@ def measure(setup: Setup, name: str, workers: int, kill: bool = False) -> Measur
     """One run into a fresh output, told by its ledger."""
     store = ObjectStore(str(setup.output / name), {})
     shutil.rmtree(setup.output / name, ignore_errors=True)
+    launched = time.time()
     with _gpu_samples() as samples, _killer(store, workers if kill else 0) as victim:
-        result = run(config_of(setup, store.uri, workers))
+        result = run(config_of(setup, store.uri, workers), build_engine=drawn_engine if setup.drawn else stored_engine)
     groups = [line for line in read_ledger(store) if line.get("kind") == "group"]
     _refuse_losses(setup, store, result.exit_code)
     began = min(group["at"] - group["seconds"] for group in groups)
@@ -138,7 +164,8 @@ def measure(setup: Setup, name: str, workers: int, kill: bool = False) -> Measur
     found = Measured(
         workers=workers,
         killed=victim[0] if victim else "",
-        start_s=round(result.seconds - span_s, 3),
+        start_s=round(began - launched, 3),
+        built_s=built_s(setup.output / name),
         span_s=round(span_s, 3),
         documents_per_hour=3600 * setup.documents / span_s,
         answer_tokens_per_s=sum(group["usage"].get("answer_tokens", 0) for group in groups) / span_s,
@@ -253,26 +280,37 @@ def _device() -> str:
     return ", ".join(done.stdout.strip().splitlines()) or "cpu"
 
 
-def random_model(shape: str, parent: Path) -> Path:
-    """A folder with a shape's configuration, random weights in bf16 and a tokenizer of one token a word; made once."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from askmany.jobs.bench_shapes import shape_folder, vocabulary
+def random_model(shape: str, parent: Path, stored: bool = True) -> Path:
+    """A folder with a shape's configuration and a tokenizer of one token a word, made once; with random weights in bf16 unless they are to
+    be drawn when loaded."""
+    from askmany.jobs.bench_shapes import shape_folder
 
     folder = shape_folder(shape, parent)
-    if any(folder.glob("*.safetensors")):
-        return folder
-    words = {"[unk]": 0, "<s>": 1, "</s>": 2, **{f"w{n}": n + 3 for n in range(vocabulary(shape) - 3)}}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[unk]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if not any(folder.glob("*.safetensors")):
+        _store_random(folder) if stored else mark_drawn(folder)
+        _store_tokenizer(shape, folder)
+    return folder
+
+
+def _store_random(folder: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         network = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
     network.save_pretrained(folder, safe_serialization=True)
+
+
+def _store_tokenizer(shape: str, folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    from askmany.jobs.bench_shapes import vocabulary
+
+    words = {"[unk]": 0, "<s>": 1, "</s>": 2, **{f"w{n}": n + 3 for n in range(vocabulary(shape) - 3)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[unk]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 if __name__ == "__main__":

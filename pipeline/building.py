@@ -5,6 +5,7 @@ The only place that knows which engines there are. Heavy libraries are loaded he
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
@@ -62,9 +63,9 @@ def build_engine(config: RunConfig, expected: Expected | None = None) -> Engine:
     return build(model, config.engine, config.context_tokens, expected)
 
 
-def informed(factory: Callable[[RunConfig], Engine], expected: Expected | None) -> Callable[[RunConfig], Engine]:
-    """The factory with what the plan brings, if it is this module's; any other is called with the configuration alone."""
-    return partial(build_engine, expected=expected) if factory is build_engine else factory
+def informed(factory: Callable[..., Engine], expected: Expected | None) -> Callable[[RunConfig], Engine]:
+    """The factory with what the plan brings, if it takes `expected`; any other is called with the configuration alone."""
+    return partial(factory, expected=expected) if "expected" in inspect.signature(factory).parameters else factory
 
 
 def build_group_engine(config: RunConfig, place: tuple[str, int], rank: int, ranks: int) -> Engine | None:

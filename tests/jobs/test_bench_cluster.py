@@ -5,13 +5,18 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from askmany.engine.errors import ConfigError
-from askmany.jobs.bench_cluster import Setup, _killer, _mean_over, _refuse_losses, compare, random_model
+from askmany.engine.models import resolve_model
+from askmany.jobs.bench_cluster import Setup, _killer, _mean_over, _refuse_losses, compare, config_of, random_model, write_input
+from askmany.jobs.bench_together import DRAWN, READY, built_s, stored_engine
 from askmany.pipeline.ledger import Ledger
+from askmany.pipeline.run import as_config
 from askmany.pipeline.run_file import write_run
 from askmany.pipeline.storage import ObjectStore
 from tests.helpers.stored import stored_run
@@ -32,6 +37,7 @@ def test_runs_are_compared_and_one_loses_a_worker(tmp_path: Path, ray_session: N
     assert found["scaling"] == pytest.approx(together["documents_per_hour"] / alone["documents_per_hour"])
     assert (alone["killed"], together["killed"]) == ("", "")
     assert all(0 < one["busy"] <= 1 for one in found["runs"])
+    assert [len(one["built_s"]) for one in (alone, together)] == [1, 2]
 
 
 def test_one_worker_is_killed_once_all_are_at_work_and_a_third_is_done(tmp_path: Path) -> None:
@@ -54,6 +60,32 @@ def test_one_worker_is_killed_once_all_are_at_work_and_a_third_is_done(tmp_path:
     for process in processes:
         process.kill()
         process.wait()
+
+
+def test_a_folder_without_weights_passes_for_a_model_whose_weights_are_drawn(tmp_path: Path) -> None:
+    model = resolve_model(str(random_model("tiny", tmp_path, stored=False)))
+    assert (model.layers, model.kv_heads, model.vocab_size) == (2, 2, 128)
+    with safe_open(model.folder / DRAWN, "np") as file:
+        assert list(file.keys()) == []
+
+
+def test_engines_wait_for_each_other_and_a_replacement_for_nobody(tmp_path: Path) -> None:
+    model = random_model("tiny", tmp_path / "model", stored=False)
+    sizes = {"documents": 4, "questions": 2, "document_words": 20}
+    setup = Setup(str(model), tmp_path, **sizes, backend="fake", gpus=0, engine=(("step_tokens", 256),))  # type: ignore[arg-type]
+    write_input(setup)
+    config = as_config(config_of(setup, str(tmp_path / "out"), 2))
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(stored_engine, config)
+        with pytest.raises(TimeoutError):
+            first.result(2)
+        assert len(built_s(tmp_path / "out")) == 1
+        (tmp_path / "out" / READY / "another").write_text("1.5")
+        engine = first.result(60)
+    assert built_s(tmp_path / "out")[-1] == 1.5
+    assert not engine.has_work
+    assert not list(engine.scheduler.tree.nodes())
+    assert stored_engine(config) is not engine
 
 
 def test_lost_answers_are_refused(tmp_path: Path) -> None:
