@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from askmany.engine.choice import Expected, bounded, chosen, tail_rows
+from askmany.engine.choice import Expected, bounded, chosen
 from askmany.engine.config import EngineConfig
 from askmany.engine.engine import Engine
 from askmany.engine.interleaved import InterleavedScheduler
@@ -58,6 +58,5 @@ def build_engine(
     )
     engine.choice = chosen(config, resolved, expected)
     if expected and engine.choice and executor.steps:
-        rows = engine.choice.rows
-        executor.steps.warm([rows], tail_rows(rows, expected.question_tokens, resolved.step_tokens))
+        executor.steps.warm_run(engine.choice.rows, min(engine.choice.streams, expected.questions))
     return engine

@@ -119,17 +119,6 @@ def choose_interleaved(expected: Expected, kv_tokens: int, page_size: int, strea
     return Choice("interleaved", fitting, carried * fitting, documents, reason)
 
 
-def tail_rows(streams: int, question_tokens: int, step_tokens: int) -> list[int]:
-    """Rows of the steps that bring in the questions of `streams` streams that begin together: as many whole tails as a step takes, beside
-    the streams that have begun to answer."""
-    found, asked = [], 0
-    while asked < streams:
-        taken = min(streams - asked, max(1, (step_tokens - asked) // question_tokens))
-        found.append(asked + taken * question_tokens)
-        asked += taken
-    return found
-
-
 def _fitting(expected: Expected, kv_tokens: int, page_size: int) -> tuple[int, int, int]:
     """Pages of a document, of one of its streams, and of the pool. ValueError when the first two do not fit the third."""
     document, stream = _pages(expected.document_tokens, page_size), _pages(expected.own_tokens, page_size)

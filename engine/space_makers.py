@@ -19,7 +19,7 @@ from askmany.engine.graphs import Bucket, request_buckets
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.masked_space import MaskedLayout, MaskedSize
 from askmany.engine.model import RowModel
-from askmany.engine.paged import MaskedStep, PagedRows, PagedStep, masked_step, paged_step
+from askmany.engine.paged import MaskedStep, PagedRows, PagedRun, PagedStep, masked_step, paged_step
 from askmany.engine.space import StepSpace
 from askmany.engine.split_space import SplitLayout, SplitSize
 from askmany.engine.step import StepPlan
@@ -71,8 +71,9 @@ class SpaceMaker(Protocol):
         """A step without rows."""
         ...
 
-    def sample(self, rows: int, wanted: int) -> PagedRows:
-        """What a step of `rows` rows, `wanted` of which ask for logits, looks like, as far as choosing and making a bucket goes."""
+    def sample(self, rows: int, wanted: int, document_rows: int) -> PagedRows:
+        """What a step of `rows` rows, `wanted` of which ask for logits and `document_rows` read one document, looks like, as far as
+        choosing and making a bucket goes."""
         ...
 
     def read(self, plan: StepPlan) -> Any:
@@ -110,9 +111,10 @@ class SplitMaker:
         """Decode steps, and steps with question tails or small chunks, by rows."""
         return split_buckets(self._setting.limits)
 
-    def sample(self, rows: int, wanted: int) -> PagedStep:
-        """Rows of one document."""
-        return PagedStep(token_ids=[0] * rows, wanted=list(range(wanted)))
+    def sample(self, rows: int, wanted: int, document_rows: int) -> PagedStep:
+        """See `SpaceMaker`."""
+        runs = [PagedRun(0, document_rows, document_rows, [], (0,))]
+        return PagedStep(token_ids=[0] * rows, wanted=list(range(wanted)), runs=runs)
 
     def read(self, plan: StepPlan) -> PagedStep:
         return paged_step(plan, self._setting.page_size)
@@ -183,8 +185,8 @@ class MaskedMaker:
         streams = self._setting.limits.streams
         return [Bucket(count * streams, count * streams, True, count) for count in request_buckets(self._setting.limits.requests)]
 
-    def sample(self, rows: int, wanted: int) -> MaskedStep:
-        """Full requests."""
+    def sample(self, rows: int, wanted: int, document_rows: int) -> MaskedStep:
+        """Full requests, whichever document they read."""
         return MaskedStep(token_ids=[0] * rows, wanted=list(range(wanted)))
 
     def read(self, plan: StepPlan) -> MaskedStep:

@@ -6,17 +6,17 @@ scheduler nor the KV pool knows it (both see the cap).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from askmany.engine.answers import GrowingAnswer
 from askmany.engine.build import build_scheduler
-from askmany.engine.choice import Choice, Expected, choose, tail_rows
+from askmany.engine.choice import Choice, Expected, choose
 from askmany.engine.config import EngineConfig
 from askmany.engine.engine import Engine
 from askmany.engine.executor import TorchExecutor
@@ -26,6 +26,9 @@ from askmany.engine.pipelined import PipelinedEngine
 from askmany.engine.request import Document, FinishReason, Question, Sampling, Stream, StreamResult
 from askmany.engine.step import Sampled
 from askmany.jobs.bench_cells import Cell, Drawn
+
+if TYPE_CHECKING:
+    from askmany.engine.kernel_steps import KernelSteps
 
 KV_SHARE = 0.85  # of what is free beside the weights
 
@@ -120,7 +123,7 @@ class OursContender:
         self._steps = steps
         self._choices = {cell: _choice(cell, config) for cell in cells}
         if steps is not None:
-            steps.warm({choice.rows for choice in self._choices.values()}, {rows for cell in cells for rows in _tail_rows(cell, config)})
+            _warm(steps, self._choices, config)
 
     def run(self, cell: Cell, drawn: Drawn) -> float:
         """Seconds from handing in the questions to the last answer."""
@@ -200,8 +203,24 @@ def _choice(cell: Cell, config: EngineConfig) -> Choice:
     return choose(expected, kv_tokens, config.page_size, min(config.max_rows, cell.documents * cell.questions))
 
 
+def _warm(steps: KernelSteps, choices: Mapping[Cell, Choice], config: EngineConfig) -> None:
+    """As for a run where answers end at different times or documents follow on; of other cells only what they come by, to start sooner."""
+    for cell, choice in sorted(choices.items(), key=lambda found: found[1].rows, reverse=True):
+        if cell.spread or cell.documents > 1:
+            steps.warm_run(choice.rows, min(choice.streams, cell.questions))
+        else:
+            steps.warm([choice.rows], _tail_rows(cell, config))
+
+
 def _tail_rows(cell: Cell, config: EngineConfig) -> list[int]:
-    return tail_rows(min(config.max_rows, cell.documents * cell.questions), cell.question_tokens, config.step_tokens)
+    """Rows of the steps that bring in the questions of streams that begin together: as many whole tails as a step takes, beside the
+    streams that have begun to answer."""
+    streams, found, asked = min(config.max_rows, cell.questions), [], 0
+    while asked < streams:
+        taken = min(streams - asked, max(1, (config.step_tokens - asked) // cell.question_tokens))
+        found.append(asked + taken * cell.question_tokens)
+        asked += taken
+    return found
 
 
 def _free_tokens(model: LoadedModel, setup: OursSetup) -> int:

@@ -187,6 +187,29 @@ def test_steps_with_chunks_and_tails_are_replayed_too(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="interpreted kernels alone can be recorded")
+def test_a_warmed_run_captures_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams of different lengths: decode steps of every size, tiles for the rows that read one document, steps with tails."""
+    monkeypatch.setattr("askmany.engine.space.store", launch_store)
+    monkeypatch.setattr("askmany.engine.workspaces.MIXED_ROWS", (16,))
+    rng = random.Random(6)
+    questions = tuple(Question(f"q{i}", tokens(rng, 2), Sampling(2 + 3 * i)) for i in range(3))
+    model, config = TransformersModel(random_model(CONFIGS["mqa"])), config_of("split", max_rows=6, streams=6)
+    engine = kernel_engine(model, config, RecordingCapturer())
+    steps = engine.executor.steps  # type: ignore[attr-defined]
+    made = []
+    make = steps._maker._layout
+    monkeypatch.setattr(steps._maker, "_layout", lambda size, rows, through: made.append((size.rows, rows)) or make(size, rows, through))
+    steps.warm_run(5, 3)
+    assert made == [(16, 16), (6, 3), (4, 3)]
+    captured = list(steps.capture_s)
+    for number in range(2):
+        engine.submit(Document(f"d{number}", (tokens(random.Random(number), 9),), questions))
+    assert len(list(engine.drain())) == 6
+    assert list(steps.capture_s) == captured
+    assert steps._eager is None
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="interpreted kernels alone can be recorded")
 def test_the_stand_in_notices_what_a_graph_would_bake_in() -> None:
     buffer, host, out = torch.ones(3), [2.0], torch.zeros(3)
     replay = RecordingCapturer().capture(lambda: out.copy_(buffer * host[0]))

@@ -52,7 +52,7 @@ def test_deterministic_spaces_share_one_tile_and_others_take_the_measured_ones()
         maker, drawn = SplitMaker(setting), torch.zeros(32, dtype=torch.int64)
         asked.clear()
         buckets = [bucket for bucket in maker.buckets if bucket.decode or deterministic]
-        spaces = [maker.space(bucket, maker.sample(bucket.rows, bucket.rows), drawn) for bucket in buckets]
+        spaces = [maker.space(bucket, maker.sample(bucket.rows, bucket.rows, bucket.rows), drawn) for bucket in buckets]
         assert asked == wanted
         assert not deterministic or len({space.layout._attention.tiles for space in spaces}) == 1  # type: ignore[attr-defined]
 
@@ -84,7 +84,7 @@ def test_large_document_chunks_are_left_to_the_prefill_kernel() -> None:
     (model, pool), config = model_and_pool(16), config_of("split", step_tokens=1024, kv_tokens=256)
     maker = SplitMaker(KernelSetting(model, pool, config.page_size, config.limits, 64))
     largest = maker.buckets[-1]
-    step = maker.sample(700, 1)
+    step = maker.sample(700, 1, 700)
     assert maker.fits(largest, step)
     step.chunk_rows = 600
     assert not maker.fits(largest, step)
@@ -94,7 +94,7 @@ def test_a_step_may_read_a_document_for_each_row() -> None:
     """Without a graph beyond what its work list is sized for, but through the kernels."""
     (model, pool), config = model_and_pool(16), config_of("split", max_rows=256, streams=256, step_tokens=512, kv_tokens=256)
     maker = SplitMaker(KernelSetting(model, pool, config.page_size, config.limits, 64))
-    step = maker.sample(256, 256)
+    step = maker.sample(256, 256, 256)
     step.nodes = [object()] * 257  # type: ignore[list-item]
     assert maker.fits_eager(step)
     assert not any(maker.fits(bucket, step) for bucket in maker.buckets)
