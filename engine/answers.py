@@ -90,6 +90,8 @@ class Answer:
         """Append text; True when a stop string is in it now, after cutting the text before it."""
         searched_from = len(self.text)
         self.text += text
+        if not self._stop:
+            return False
         found = [at for stop in self._stop if (at := self.text.find(stop, max(0, searched_from - len(stop) + 1))) >= 0]
         if found:
             self.text = self.text[: min(found)]

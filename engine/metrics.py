@@ -108,8 +108,11 @@ def measure(plan: StepPlan, kv_bytes_per_token: int) -> Metrics:
 
 def _private_tokens(plan: StepPlan) -> tuple[int, int]:
     """Question tokens and answer tokens that the step feeds."""
-    tail = sum(run.stop - run.start for run in plan.runs if run.stream.phase is Phase.TAIL)
-    total = sum(run.stop - run.start for run in plan.runs)
+    tail = total = 0
+    for run in plan.runs:
+        total += run.stop - run.start
+        if run.stream.phase is Phase.TAIL:
+            tail += run.stop - run.start
     for masked in plan.masked:
         lengths = [len(stream.question.token_ids) for stream in masked.request.streams]
         tail += sum(index < lengths[sid] for sid, index in masked.entries)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LEVELS = 3  # prefix nodes above a row that the kernels can follow
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one for each row of each step
 class PagedRun:
     """Rows `row .. row + rows - 1` are the last of `length` own tokens in `pages`; all of them see the nodes `path` (indices) whole."""
 
@@ -105,13 +105,15 @@ def paged_step(plan: StepPlan, page_size: int) -> PagedStep:
     for chunk in plan.chunks:
         _add_chunk(step, chunk, index, page_size)
     step.chunks, step.chunk_rows = len(step.runs), step.rows
-    paths: dict[int, tuple[int, ...]] = {}
+    known: dict[int, tuple[int, tuple[int, ...]]] = {}  # by document: tokens before its streams', nodes that they see
+    row = step.rows
     for run in plan.runs:
         document = run.stream.document
-        path = paths.get(id(document))
-        if path is None:
-            path = paths[id(document)] = _path(step, document.path, index)
-        _add_run(step, run, path, page_size)
+        found = known.get(id(document))
+        if found is None:
+            found = known[id(document)] = document.document.prefix_tokens, _path(step, document.path, index)
+        _add_run(step, row, run, *found, page_size)
+        row += run.stop - run.start
     return step
 
 
@@ -155,9 +157,8 @@ def _chunk_rows(step: PagedRows, chunk: PrefixChunk, page_size: int) -> None:
     step.slots += slots_between(node.pages, chunk.start, chunk.stop, page_size)
 
 
-def _add_run(step: PagedStep, run: StreamRun, path: tuple[int, ...], page_size: int) -> None:
-    stream, row, start, stop = run.stream, step.rows, run.start, run.stop
-    base = stream.document.document.prefix_tokens
+def _add_run(step: PagedStep, row: int, run: StreamRun, base: int, path: tuple[int, ...], page_size: int) -> None:
+    stream, start, stop = run.stream, run.start, run.stop
     if stop - start == 1:  # nearly all runs of a long job
         step.token_ids.append(stream.private_token(start))
         step.positions.append(base + start)
@@ -168,7 +169,7 @@ def _add_run(step: PagedStep, run: StreamRun, path: tuple[int, ...], page_size: 
         step.slots += slots_between(stream.pages, start, stop, page_size)
     step.runs.append(PagedRun(row, stop - start, stop, stream.pages, path))
     if run.samples:
-        step.wanted.append(step.rows - 1)
+        step.wanted.append(row + stop - start - 1)
         step.streams.append(stream)
 
 

@@ -17,7 +17,7 @@ NUCLEUS_FIRST = 512  # tokens in which most nuclei end: finding the largest few 
 _MASK = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one for each row of each step
 class Drawn:
     """A token with its log-probability (nats, of the model's own distribution) and the gap between the two largest logits."""
 

@@ -105,7 +105,8 @@ class SplitLayout:
         arrays["stream_row_count"][count:] = 0
         arrays["stream_path"][:] = -1
         if count:
-            arrays["stream_path"][:count] = [(*run.path, *(-1,) * (LEVELS - len(run.path))) for run in runs]
+            padded = {path: (*path, *(-1,) * (LEVELS - len(path))) for path in {run.path for run in runs}}
+            arrays["stream_path"][:count] = [padded[run.path] for run in runs]
         return len(pages)
 
     def prepare(self, slots: Tensor) -> None:

@@ -24,7 +24,7 @@ class PrefixChunk:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each row of each step, and freezing triples what that costs
 class StreamRun:
     """Private tokens [start, stop) of a stream to feed; when `samples`, the last of them yields the next answer token (or completes the
     label scores)."""
@@ -69,7 +69,7 @@ class StepPlan:
         return [run.stream for run in self.runs if run.samples] + masked
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: as StreamRun
 class Sampled:
     """The token drawn for one stream. `logprob` in nats under the unscaled distribution; `margin` is the top-2 logit gap, among the legal
     tokens where a grammar holds the stream; `complete` when the grammar lets nothing follow.

@@ -21,15 +21,22 @@ def book_sample(sample: Sampled, reason: FinishReason | None) -> None:
     stream = sample.stream
     stream.phase = Phase.DECODE
     stream.answer_token_ids.append(sample.token_id)
+    _goes_on(sample, len(stream.answer_token_ids), reason)
+
+
+def _goes_on(sample: Sampled, known: int, reason: FinishReason | None) -> bool:
+    """Book what came with a stream's `known`-th answer token; whether the stream lives on."""
+    stream = sample.stream
     stream.logprob += sample.logprob
-    stream.margin = min(stream.margin, sample.margin)
-    if reason is None and len(stream.answer_token_ids) >= stream.question.sampling.max_new_tokens:
-        reason = "length"
-    if reason is not None:
-        stream.finish_reason = reason
-        stream.phase = Phase.DONE
-        stream.document.live -= 1
-        stream.document.done += 1
+    if sample.margin < stream.margin:
+        stream.margin = sample.margin
+    if reason is None and known < stream.question.sampling.max_new_tokens:
+        return True
+    stream.finish_reason = reason or "length"
+    stream.phase = Phase.DONE
+    stream.document.live -= 1
+    stream.document.done += 1
+    return False
 
 
 def book_pending(stream: Stream) -> None:
@@ -41,17 +48,16 @@ def book_pending(stream: Stream) -> None:
 def settle_sample(sample: Sampled, reason: FinishReason | None) -> bool:
     """The oldest pending token of a stream is known now; end the stream for `reason`, or at its budget. False, and nothing done, for a
     stream that ended while the token was drawn."""
-    stream, answer = sample.stream, sample.stream.answer_token_ids
+    stream = sample.stream
+    answer = stream.answer_token_ids
     if stream.phase is Phase.DONE:
         return False
     at = len(answer) - 1
     while at and answer[at - 1] == PENDING:
         at -= 1
-    later = answer[at + 1 :]
-    del answer[at:]
-    book_sample(sample, reason)
-    if stream.finish_reason is None:
-        answer += later
+    answer[at] = sample.token_id
+    if not _goes_on(sample, at + 1, reason):
+        del answer[at + 1 :]
     return True
 
 
