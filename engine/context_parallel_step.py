@@ -21,6 +21,7 @@ from askmany.engine.context_parallel_rows import RowPolicy, place_prefixes, plac
 from askmany.engine.context_parallel_slots import SlotMap
 from askmany.kernels.block_attention import BlockAttention
 from askmany.kernels.layout import PrivateItem, SharedItem, SplitBatch
+from askmany.kernels.passes import Run, as_run
 from askmany.kernels.ring_choice import Choice, Rules
 from askmany.kernels.zigzag import Sharding
 
@@ -128,7 +129,7 @@ class StepMaker:
                 prepare_section(one.batch, one.sharding, one.choice, slice(start, stop), self.slots, self.rank, self.blocks, self.device)
             )
             start = stop
-        attention = RankAttention(real.to(self.device), places[rows[real]].to(self.device), tuple(sections))
+        attention = RankAttention(_sent(real, self.device), _sent(places[rows[real]], self.device), tuple(sections))
         sampled, sampled_from = self._sampled(message.sampled_rows, planned)
         batch = StepBatch(
             token_ids=torch.where(rows < 0, 0, message.token_ids[rows.clamp(min=0)]),
@@ -142,16 +143,14 @@ class StepMaker:
 
     def _sampled(self, wanted: Tensor, planned: Sequence[Planned]) -> tuple[list[Tensor], tuple[tuple[int, int], ...]]:
         """Local rows that each rank samples, and where each wanted row's logits will be."""
-        rank_of: dict[int, tuple[int, int]] = {}
-        starts = [0] * self.slots.ranks
+        rank_of, place_of = torch.full((2, max((int(one.rows[-1]) + 1 for one in planned), default=0)), -1, dtype=torch.int64)
+        start = 0
         for one in planned:
-            for row, rank, place in zip(one.rows.tolist(), one.sharding.rank.tolist(), one.sharding.place.tolist(), strict=True):
-                rank_of[row] = rank, starts[rank] + place
-            starts = [start + one.sharding.places for rank, start in enumerate(starts)]
+            rank_of[one.rows], place_of[one.rows] = one.sharding.rank, one.sharding.place + start
+            start += one.sharding.places
         local: list[list[int]] = [[] for _ in range(self.slots.ranks)]
         sampled_from = []
-        for row in wanted.tolist():
-            rank, place = rank_of[row]
+        for rank, place in zip(rank_of[wanted].tolist(), place_of[wanted].tolist(), strict=True):
             sampled_from.append((rank, len(local[rank])))
             local[rank].append(place)
         return [torch.tensor(found, dtype=torch.int64) for found in local], tuple(sampled_from)
@@ -204,3 +203,8 @@ def _sharded(ranks: Tensor, size: int) -> Sharding:
         mine = torch.nonzero(ranks == rank)[:, 0]
         place[mine] = torch.arange(len(mine))
     return Sharding(size, int(place.max()) + 1, ranks, place)
+
+
+def _sent(indices: Tensor, device: torch.device) -> Run:
+    run = as_run(indices) if len(indices) else indices
+    return run if isinstance(run, slice) else run.to(device)

@@ -1,11 +1,13 @@
 """Whole models over the ranks of a group: time to the first token, time of a decode step, one GPU against all, through the engine itself.
 
-For `bench_context_parallel`. Random weights of a real shape; the engine that a run uses, with one rank or with all.
+For `bench_context_parallel`. Random weights of a real shape. One GPU is at its best: this project's engine with kernels and graphs, and,
+for the prefill alone, a group of one rank, whichever is faster. Every engine first answers a shorter document.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from dataclasses import dataclass
@@ -15,17 +17,23 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config
 
+from askmany.engine.build import build_scheduler
 from askmany.engine.config import EngineConfig
 from askmany.engine.context_parallel import Groups, follow
 from askmany.engine.context_parallel_build import ContextParallelEngine, build_rank, leader_engine
+from askmany.engine.engine import Engine
 from askmany.engine.errors import DocumentError
+from askmany.engine.executor import TorchExecutor
 from askmany.engine.fake import FakeDetokenizer
+from askmany.engine.kv_pool import KVPool
 from askmany.engine.model_transformers import TransformersModel
+from askmany.engine.pipelined import PipelinedEngine
 from askmany.engine.request import Document, Question, Sampling
 from askmany.kernels.rank_group import RankGroup
 from askmany.kernels.ring_choice import Heads, Rules
 
-ANSWER_TOKENS = 9
+ANSWER_TOKENS = 24
+SETTLED = 6  # decode steps before those that are timed
 QUESTION = (5, 6, 7, 8)
 
 
@@ -73,31 +81,45 @@ class ModelCell:
         own = self.streams * (len(QUESTION) + ANSWER_TOKENS + 16)
         return -(-(self.document + own + 64) // 16) * 16
 
-    def documents(self) -> Document:
-        tokens = tuple(1 + (i * 7919) % (self.shape.vocabulary - 2) for i in range(self.document))
-        asked = tuple(Question(f"q{i}", (*QUESTION, 9 + i % 50), Sampling(ANSWER_TOKENS)) for i in range(self.streams))
-        return Document(self.shape.name, (tokens,), asked)
+    @property
+    def label(self) -> str:
+        return f"{self.shape.name}/{self.layers}L/{self.document}/{self.streams}"
+
+    def asked(self, streams: int | None = None, tokens: int | None = None, salt: int = 0) -> Document:
+        """The document, or its first `tokens`; `streams` of its questions. Another `salt` is another text."""
+        count = tokens or self.document
+        ids = tuple(1 + ((i + salt) * 7919) % (self.shape.vocabulary - 2) for i in range(count))
+        questions = tuple(Question(f"q{i}", (*QUESTION, 9 + i % 50), Sampling(ANSWER_TOKENS)) for i in range(streams or self.streams))
+        return Document(f"{self.shape.name}{salt}", (ids,), questions)
 
 
-def model_cell(
-    cell: ModelCell, groups: Groups, rules: Rules, device: torch.device, dtype: torch.dtype, fits_one: bool
-) -> dict[str, Any] | None:
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where models are measured. `alone`: what stands for one GPU, `own` engine, `ring` of one rank."""
+
+    groups: Groups
+    device: torch.device
+    alone: tuple[str, ...] = ("own", "ring")
+
+
+def model_cell(cell: ModelCell, model: TransformersModel, rules: Rules, bench: Bench, fits_one: bool) -> dict[str, Any] | None:
     """Collective; rank 0 gets the row. Without `fits_one` the document is not tried on one GPU, whose pool then refuses it."""
     row: dict[str, Any] = {"model": cell.shape.name, "layers": cell.layers, "document_tokens": cell.document, "streams": cell.streams}
-    model = _model(cell, device, dtype)
+    groups, device = bench.groups, bench.device
     single = Groups(*(_single() for _ in range(2)))
-    if fits_one and groups.data.rank == 0:
-        row["alone"] = _measured(_leader(model, cell, cell.rank_tokens, single, None), cell, device)
-        _free(device)
+    leads = groups.data.rank == 0
+    if fits_one and leads:
+        row["alone"] = _alone(cell, model, single, bench)
     groups.control.agree([0.0])
     ranks = groups.data.size
-    each = cell.rank_tokens if fits_one else -(-cell.rank_tokens * 5 // (ranks * 4 * 16)) * 16
-    if groups.data.rank:
+    each = -(-cell.rank_tokens * 5 // (ranks * 4 * 16)) * 16
+    if not leads:
         follow(build_rank(model, each, _config(cell, each, device), groups, rules=rules))
         _free(device)
         return None
     if not fits_one:
         row["refused_by_one_gpu"] = _is_refused(_leader(model, cell, each, single, None), cell)
+        _free(device)
     engine = _leader(model, cell, each, groups, rules)
     row["group"] = _measured(engine, cell, device)
     engine.close()
@@ -105,39 +127,87 @@ def model_cell(
     del engine
     _free(device)
     if fits_one:
-        one, many = row["alone"], row["group"]
-        row["prefill_efficiency"] = one["prefill_s"] / (ranks * many["prefill_s"])
-        row["decode_speed_up"] = one["decode_ms"] / many["decode_ms"]
-        row["same_first_tokens"] = sum(a == b for a, b in zip(one.pop("first"), many.pop("first"), strict=True)) / cell.streams
+        row |= _compared(row["alone"], row["group"], ranks)
     return row
 
 
-def _measured(engine: ContextParallelEngine, cell: ModelCell, device: torch.device) -> dict[str, Any]:
-    """Seconds of the document's prefill and to the first token, milliseconds of a step in which all streams decode."""
-    steps: list[tuple[float, int, int]] = []  # seconds, prefix tokens, decoded tokens
-    started = time.perf_counter()
-    first_s = None
-    engine.submit(cell.documents())
+def _compared(one: dict[str, Any], many: dict[str, Any], ranks: int) -> dict[str, Any]:
+    found = {"prefill_efficiency": one["prefill_s"] / (ranks * many["prefill_s"])}
+    if "decode_ms" in one:
+        found["decode_speed_up"] = one["decode_ms"] / many["decode_ms"]
+        same = [a == b for a, b in zip(one.pop("first"), many["first"], strict=True)]
+        found["same_first_tokens"] = sum(same) / len(same)
+    many.pop("first")
+    return found
+
+
+def _alone(cell: ModelCell, model: TransformersModel, single: Groups, bench: Bench) -> dict[str, Any]:
+    """One GPU: the engine's own figures, with the faster prefill of the two."""
+    found: dict[str, Any] = {}
+    if "own" in bench.alone:
+        engine = _own_engine(model, cell)
+        found = _measured(engine, cell, bench.device)
+        found["own_prefill_s"] = found["prefill_s"]
+        del engine
+        _free(bench.device)
+    if "ring" in bench.alone:
+        engine = _leader(model, cell, cell.rank_tokens, single, None)
+        found["ring_prefill_s"] = _measured(engine, cell, bench.device, streams=1)["prefill_s"]
+        found["prefill_s"] = min(found["ring_prefill_s"], found.get("own_prefill_s", math.inf))
+        del engine
+        _free(bench.device)
+    return found
+
+
+def _measured(engine: Engine, cell: ModelCell, device: torch.device, streams: int | None = None) -> dict[str, Any]:
+    """Seconds of the document's prefill and to the first token, milliseconds of a step in which all streams decode. The device is waited
+    for at the ends of what is timed only."""
+    count = streams or cell.streams
+    engine.submit(cell.asked(count, min(cell.document, 2 * cell.chunk), salt=1))
+    list(engine.drain())
+    clear = getattr(engine.scheduler.tree, "clear", None)
+    assert clear is not None
+    clear()
+    engine.submit(cell.asked(count))
+    start = engine.metrics
+    times: dict[str, float] = {}
+    steps: list[tuple[float, bool]] = []  # seconds; whether every stream decoded and nothing else was done
     results = []
+    _wait(device)
+    started = time.perf_counter()
     while engine.has_work:
         before, at = engine.metrics, time.perf_counter()
         results += engine.step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        after, now = engine.metrics, time.perf_counter()
-        steps.append((now - at, after.prefill_tokens - before.prefill_tokens, after.decode_tokens - before.decode_tokens))
-        if first_s is None and after.tail_tokens >= cell.streams * (len(QUESTION) + 1):
-            first_s = now - started
-    decoding = [seconds for seconds, prefix, decoded in steps if not prefix and decoded == cell.streams]
+        after = engine.metrics
+        for name, reached in (
+            ("prefill_s", after.prefill_tokens - start.prefill_tokens >= cell.document),
+            ("first_token_s", after.tail_tokens - start.tail_tokens >= count * (len(QUESTION) + 1)),
+        ):
+            if reached and name not in times:
+                _wait(device)
+                times[name] = time.perf_counter() - started
+        decoded = after.decode_tokens - before.decode_tokens == count and after.tail_tokens == before.tail_tokens
+        steps.append((time.perf_counter() - at, decoded))
+    decoding = [seconds for seconds, decoded in steps if decoded][SETTLED:]
     answers = {result.question_id: result.answer_token_ids for result in results}
-    return {
-        "prefill_s": sum(seconds for seconds, prefix, _ in steps if prefix),
-        "first_token_s": first_s,
+    return times | {
         "decode_ms": 1e3 * statistics.median(decoding),
         "decode_steps": len(decoding),
         "answered": sum(len(ids) == ANSWER_TOKENS for ids in answers.values()),
-        "first": [answers[f"q{i}"][0] for i in range(cell.streams)],
+        "first": [answers[f"q{i}"][0] for i in range(count)],
     }
+
+
+def _own_engine(model: TransformersModel, cell: ModelCell) -> Engine:
+    """This project's engine on one device, with kernels and graphs on a GPU."""
+    config = _config(cell, cell.rank_tokens, model.device)
+    pool = KVPool(model.kv_shape, config.kv_pages * config.page_size, model.device)
+    if model.device.type != "cuda":
+        return Engine(build_scheduler(config), TorchExecutor(model, pool, config.page_size), FakeDetokenizer())
+    from askmany.engine.kernel_loading import load_steps
+
+    steps = load_steps(model, pool, config, cell.document + 1024)
+    return PipelinedEngine(build_scheduler(config), TorchExecutor(model, pool, config.page_size, steps=steps), FakeDetokenizer())
 
 
 def _leader(model: TransformersModel, cell: ModelCell, kv_tokens: int, groups: Groups, rules: Rules | None) -> ContextParallelEngine:
@@ -148,7 +218,7 @@ def _leader(model: TransformersModel, cell: ModelCell, kv_tokens: int, groups: G
 
 def _is_refused(engine: ContextParallelEngine, cell: ModelCell) -> bool:
     try:
-        engine.submit(cell.documents())
+        engine.submit(cell.asked())
     except DocumentError:
         return True
     return False
@@ -160,12 +230,12 @@ def _config(cell: ModelCell, kv_tokens: int, device: torch.device) -> EngineConf
     return EngineConfig(**values, step_tokens=tokens, prefill_chunk=cell.chunk)
 
 
-def _model(cell: ModelCell, device: torch.device, dtype: torch.dtype) -> TransformersModel:
-    torch.manual_seed(0)  # the same weights on every rank
-    config = cell.shape.config(cell.layers, cell.document + 1024)
+def random_model(shape: Shape, layers: int, context_tokens: int, device: torch.device, dtype: torch.dtype) -> TransformersModel:
+    """The first `layers` layers with random weights, the same on every rank, made on the device."""
+    torch.manual_seed(0)
     with device:
-        made = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")  # type: ignore[no-untyped-call]
-    return TransformersModel(made.to(device), context_tokens=cell.document + 1024)
+        made = AutoModelForCausalLM.from_config(shape.config(layers, context_tokens), dtype=dtype, attn_implementation="eager")  # type: ignore[no-untyped-call]
+    return TransformersModel(made.to(device), context_tokens=context_tokens)
 
 
 def _single() -> RankGroup:
@@ -177,6 +247,11 @@ def _single() -> RankGroup:
             found = RankGroup([rank], made)
     assert found is not None
     return found
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _free(device: torch.device) -> None:

@@ -52,19 +52,22 @@ def printed(record: Mapping[str, Any]) -> str:
 
 
 COLUMNS: dict[str, tuple[str, ...]] = {
-    "rules": ("shape", "attention", "link", "fit"),
+    "rules": ("shape", "link"),
     "prefill": (
-        "shape", "new_tokens", "alone_ms", "pass_kv_ms", "pass_q_ms", "gather_kv_ms", "attention_ms", "exchange_ms", "exchange_hidden",
-        "efficiency",
+        "shape", "new_tokens", "alone_ms", "pass_kv_ms", "gather_kv_ms", "pass_q_ms", "gather_q_ms", "attention_ms", "exchange_ms",
+        "exchange_hidden", "efficiency",
     ),
-    "crossover": ("shape", "new_tokens", "cached_tokens", "pass_kv_ms", "pass_q_ms", "gather_kv_ms", "chosen", "rule", "chosen_over_best"),
+    "crossover": (
+        "shape", "new_tokens", "cached_tokens", "pass_kv_ms", "gather_kv_ms", "pass_q_ms", "gather_q_ms", "chosen", "rule",
+        "chosen_over_best",
+    ),
     "streams": (
         "shape", "document_tokens", "streams", "alone_ms", "group_ms", "speed_up_eager", "alone_graph_ms", "group_graph_ms",
         "speed_up_graph",
     ),
     "model": (
-        "model", "layers", "document_tokens", "streams", "alone.first_token_s", "group.first_token_s", "prefill_efficiency",
-        "alone.decode_ms", "group.decode_ms", "decode_speed_up", "same_first_tokens",
+        "model", "layers", "document_tokens", "streams", "alone.prefill_s", "group.prefill_s", "prefill_efficiency",
+        "alone.first_token_s", "group.first_token_s", "alone.decode_ms", "group.decode_ms", "decode_speed_up", "same_first_tokens",
     ),
     "over_long": ("model", "layers", "document_tokens", "streams", "refused_by_one_gpu", "group.answered", "group.first_token_s"),
     "by_ranks": ("model_of", "new_tokens", "ranks", "ms", "efficiency"),

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from askmany.kernels.block_attention import Attend
+from askmany.kernels.block_attention import Attend, added
 from askmany.kernels.layout import PrivateItem, SharedItem, SplitBatch
+from askmany.kernels.merge_into import Part
 from askmany.kernels.stream_attention import StreamAttention
 from askmany.kernels.tables import LEVELS, NodeEntry, StepLimits, StreamEntry
 from askmany.kernels.tiles import AttentionShape
@@ -37,11 +38,11 @@ class TritonBlocks:
         attention.tables.load(nodes, streams)
         attention.plan.build()
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, into: Part | None = None) -> Part:
             out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
             lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
             attention.run(q, k, v, scale, out, lse)
-            return out, lse
+            return added((out, lse), into)
 
         return attend
 

@@ -54,17 +54,15 @@ class RankGroup:
         """All processes."""
         return cls(range(dist.get_world_size()), dist.group.WORLD)
 
-    def pass_on(self, send: Tensor, receive: Tensor) -> Callable[[], None]:
-        """Start sending `send` to the next rank of the ring and receiving `receive` (same shape) from the one before.
+    def pass_on(self, send: Sequence[Tensor], receive: Sequence[Tensor]) -> Callable[[], None]:
+        """Start sending `send`, as one message, to the next rank of the ring and receiving `receive` (same shapes) from the one before.
 
         Returns the wait; until it has returned, `send` must not be written and `receive` not be read.
         """
         following, before = self.ranks[(self.rank + 1) % self.size], self.ranks[(self.rank - 1) % self.size]
-        operations = [
-            dist.P2POp(dist.isend, send, following, self._group),
-            dist.P2POp(dist.irecv, receive, before, self._group),
-        ]
-        self.traffic.add("send", 1, send.nbytes)
+        operations = [dist.P2POp(dist.isend, tensor, following, self._group) for tensor in send]
+        operations += [dist.P2POp(dist.irecv, tensor, before, self._group) for tensor in receive]
+        self.traffic.add("send", 1, sum(tensor.nbytes for tensor in send))
         works = dist.batch_isend_irecv(operations)
 
         def wait() -> None:

@@ -18,17 +18,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from askmany.kernels.block_attention import Attend, merge_parts, merge_two
+from askmany.kernels.block_attention import Attend
+from askmany.kernels.merge_into import Part, merge_into, nothing, widened
 from askmany.kernels.rank_group import RankGroup
 
-Part = tuple[Tensor, Tensor]  # output [P, HQ, D] fp32, log-sum-exp [P, HQ] fp32
 
-
-def pass_kv(q: Tensor, block: Tensor, attends: Sequence[Attend | None], scale: float, group: RankGroup) -> Part:
-    """`q` [P, HQ, D] stays; `block` [2, L, HKV, D], this rank's keys and values, goes round. `attends[r]`: over rank r's block."""
+def pass_kv(q: Tensor, k: Tensor, v: Tensor, attends: Sequence[Attend | None], scale: float, group: RankGroup) -> Part:
+    """`q` [P, HQ, D] stays; `k`, `v` [L, HKV, D], this rank's block, go round in one message. `attends[r]`: over rank r's block."""
     result: Part | None = None
-    here = block
-    buffers = [torch.empty_like(block) for _ in range(min(2, group.size - 1))]
+    here = (k, v)
+    buffers = [(torch.empty_like(k), torch.empty_like(v)) for _ in range(min(2, group.size - 1))]
     for step in range(group.size):
         last = step == group.size - 1
         if not last:
@@ -36,8 +35,7 @@ def pass_kv(q: Tensor, block: Tensor, attends: Sequence[Attend | None], scale: f
             arrived = group.pass_on(here, incoming)
         attend = attends[(group.rank - step) % group.size]
         if attend is not None:
-            part = attend(q, here[0], here[1], scale)
-            result = part if result is None else merge_two(*result, *part)
+            result = attend(q, *here, scale, widened(result))
         if not last:
             arrived()
             here = incoming
@@ -69,7 +67,7 @@ def pass_q(q: Tensor, ids: Tensor, k: Tensor, v: Tensor, attends: Sequence[Atten
         last = step == group.size - 1
         if not last:
             incoming = buffers[step % 2]
-            arrived = group.pass_on(here, incoming)
+            arrived = group.pass_on([here], [incoming])
         source = (group.rank - step) % group.size
         attend = attends[source]
         queries, row_ids = _unpack_queries(here, q)
@@ -96,13 +94,20 @@ def gather_q(
     outgoing = q.new_empty(group.size, q.shape[0], q.shape[1] * (q.shape[2] + 1), dtype=torch.float32)
     outgoing[..., : q.shape[1] * q.shape[2]] = part[0].reshape(group.size, q.shape[0], -1)
     outgoing[..., q.shape[1] * q.shape[2] :] = part[1].reshape(group.size, q.shape[0], -1)
-    result = merge_parts(*_unpack_parts(group.all_to_all(outgoing), q))
-    return result if mine is None else merge_two(*mine, *result)
+    received = group.all_to_all(outgoing)
+    total = widened(mine)
+    for rank in range(group.size):
+        total = _add_home(total, received[rank], q)
+    assert total is not None
+    return total
 
 
-def nothing(q: Tensor) -> Part:
-    """The result of rows that see no key: 0 and -inf."""
-    return torch.zeros(q.shape, dtype=torch.float32, device=q.device), torch.full(q.shape[:2], float("-inf"), device=q.device)
+def _add_home(total: Part | None, received: Tensor, q: Tensor) -> Part:
+    """One rank's results for all rows here, added to the others'."""
+    first = total is None
+    total = total or (torch.empty_like(q, dtype=torch.float32), torch.empty(q.shape[:2], dtype=torch.float32, device=q.device))
+    merge_into(total, _unpack_part(received, q), slice(0, q.shape[0]), first)
+    return total
 
 
 def pass_kv_bytes(block_places: int, kv_heads: int, head_dim: int, element_bytes: int) -> int:
@@ -142,15 +147,15 @@ def _pack_part(target: Tensor, part: Part, ids: Tensor) -> None:
 def _come_home(outgoing: Tensor, q: Tensor, group: RankGroup) -> Part:
     """Partial results to the ranks whose rows they are, put in place by their ids, and merged in the order of the ranks."""
     received = group.all_to_all(outgoing)  # [N, P, HQ * (D + 1) + 1]
-    ids = received[:, :, -1].contiguous().view(torch.int32).long()
-    spare = torch.where(ids < 0, torch.full_like(ids, q.shape[0]), ids)  # padding goes to one place too many
-    placed = received.new_zeros(group.size, q.shape[0] + 1, received.shape[2] - 1)
-    placed[:, :, q.shape[1] * q.shape[2] :] = float("-inf")
-    placed.scatter_(1, spare[:, :, None].expand(-1, -1, placed.shape[2]), received[:, :, :-1])
-    return merge_parts(*_unpack_parts(placed[:, :-1], q))
+    ids = received[:, :, -1].contiguous().view(torch.int32).long()  # below 0: padding
+    total = nothing(q)
+    for rank in range(group.size):
+        merge_into(total, _unpack_part(received[rank], q), ids[rank])
+    return total
 
 
-def _unpack_parts(packed: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs [N, P, HQ, D] and log-sum-exps [N, P, HQ]."""
-    width = q.shape[1] * q.shape[2]
-    return packed[..., :width].reshape(len(packed), *q.shape), packed[..., width:].reshape(len(packed), *q.shape[:2])
+def _unpack_part(packed: Tensor, q: Tensor) -> Part:
+    """Views of output [P, HQ, D] and log-sum-exp [P, HQ] in `packed` [P, ...]."""
+    _, heads, dim = q.shape
+    width = heads * dim
+    return packed[:, :width].unflatten(1, (heads, dim)), packed[:, width : width + heads]

@@ -1,22 +1,22 @@
 """Which way round: pass-KV or pass-Q, ring or gathered, for the lengths at hand. Every choice comes with its reason.
 
-Rules in the order of trust: a fit to this machine's own measurements (`fit_choice`), else the thresholds of arXiv 2411.01783 with measured
-or given constants, else message sizes alone. Messages no longer than `gather_bytes` go by all-gather. Pure arithmetic; all ranks that
-ask the same get the same.
+Rules in the order of trust: a fit to this machine's own measurements of all four ways (`ring_fit`), else the thresholds of
+arXiv 2411.01783 with measured or given constants, else message sizes alone. Without a fit, messages no longer than `gather_bytes` go by
+all-gather. Pure arithmetic; all ranks that ask the same get the same.
 
 Letters: T new tokens, C cached tokens, N ranks; e bytes of an element; F attention FLOP/s of a rank, B bytes/s between neighbours.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
+from askmany.kernels.ring_fit import Fit
 
 Way = Literal["pass_kv", "pass_q", "gather_kv", "gather_q", "local"]  # local: nothing needs to travel
+MOST_GATHERED_BYTES = 1 << 30  # of a message that is gathered because it is faster: every rank then holds that of all
+FITTED: tuple[Way, ...] = ("pass_kv", "gather_kv", "pass_q", "gather_q")
 GATHER_BYTES = 256 << 10  # an all-gather of so much a rank costs 11 us in a graph over NVLink, as much as an empty one (measured)
 
 
@@ -44,19 +44,6 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """log(time of pass-KV / time of pass-Q) = alpha * log T + beta * log(T / (T + C)) + gamma (arXiv 2411.01783, appendix D)."""
-
-    alpha: float
-    beta: float
-    gamma: float
-
-    def log_ratio(self, new_tokens: int, cached_tokens: int) -> float:
-        """Above 0: pass-Q is faster."""
-        return self.alpha * math.log(new_tokens) + self.beta * math.log(new_tokens / (new_tokens + cached_tokens)) + self.gamma
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """What to do, by which rule, and the comparison that decided, in numbers."""
 
@@ -77,17 +64,25 @@ class Rules:
 
     def choose(self, new_tokens: int, cached_tokens: int) -> Choice:
         """The way for T = `new_tokens` (at least 1) over C = `cached_tokens`, sums over the fused batch."""
+        if self.fit is not None:
+            return self._fastest(self.fit, new_tokens, cached_tokens)
         passes_q, rule, reason = self._direction(new_tokens, cached_tokens)
         size = self._q_bytes(new_tokens) if passes_q else self._kv_bytes(new_tokens + cached_tokens)
         gathers = size <= self.gather_bytes
         way: Way = ("gather_q" if gathers else "pass_q") if passes_q else ("gather_kv" if gathers else "pass_kv")
         return Choice(way, rule, f"{reason}; message {size} bytes {'<=' if gathers else '>'} {self.gather_bytes}")
 
+    def _fastest(self, fit: Fit, new: int, cached: int) -> Choice:
+        """The way that the fit expects to take least time, of those whose message is not too large."""
+        times = fit.seconds(new, cached)
+        sizes = {"gather_kv": self._kv_bytes(new + cached), "gather_q": self._q_bytes(new)}
+        allowed: list[Way] = [way for way in FITTED if way in times and sizes.get(way, 0) <= MOST_GATHERED_BYTES]
+        way = min(allowed, key=lambda way: times[way])
+        expected = ", ".join(f"{name} {1e3 * times[name]:.3g} ms" for name in allowed)
+        return Choice(way, "fit", f"T = {new}, C = {cached}: by the start-up fit {expected}")
+
     def _direction(self, new: int, cached: int) -> tuple[bool, str, str]:
         """(pass the queries?, rule, reason)."""
-        if self.fit is not None:
-            ratio = self.fit.log_ratio(new, cached)
-            return ratio > 0, "fit", f"log(pass-KV / pass-Q) = {ratio:.3f} by the start-up fit"
         miss, share = new / (new + cached), self.heads.share
         if self.link is None:
             return miss <= share, "equation 1", f"T/(T+C) = {miss:.4f} {'<=' if miss <= share else '>'} 2*HKV/HQ = {share:.4f}"
@@ -118,13 +113,3 @@ def corrected_share(new_tokens: int, heads: Heads, ranks: int, link: Link) -> fl
     """The largest T/(T+C) at which pass-Q, its all-to-all included, beats the exposed part of pass-KV: 2*HKV/HQ - 4*T*B / (N*F*e)
     (equation 5, which lowers equation 1's bound by what attention hides)."""
     return heads.share - 4 * new_tokens * link.bytes_per_s / (ranks * link.flops * heads.element_bytes)
-
-
-def fit_choice(cells: Sequence[tuple[int, int, float, float]]) -> Fit:
-    """Least squares over measured cells (T, C, seconds of pass-KV, seconds of pass-Q). Raises ValueError below three different cells."""
-    if len({(new, cached) for new, cached, _, _ in cells}) < 3:
-        raise ValueError(f"a fit of three constants needs at least 3 cells, got {len(cells)}")
-    rows = [[math.log(new), math.log(new / (new + cached)), 1.0] for new, cached, _, _ in cells]
-    ratios = [math.log(kv_s / q_s) for _, _, kv_s, q_s in cells]
-    alpha, beta, gamma = np.linalg.lstsq(np.array(rows), np.array(ratios), rcond=None)[0]
-    return Fit(float(alpha), float(beta), float(gamma))

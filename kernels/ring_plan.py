@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from askmany.kernels.layout import PrivateItem, SharedItem, SplitBatch
-from askmany.kernels.zigzag import Sharding
+from askmany.kernels.zigzag import Chunk, Sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,14 @@ class KeyBlocks:
 
 
 def key_blocks(batch: SplitBatch, slots: Slots, ranks: int) -> KeyBlocks:
-    """Every key that an item of `batch` reads, once."""
-    read = [item.slots for item in batch.shared if len(item.rows)] + [item.slots for item in batch.private if item.row_count]
-    needed = torch.unique(torch.cat(read)) if read else torch.zeros(0, dtype=torch.int64)
+    """Every key that an item of `batch` reads, once, in the order in which items name them: keys of one sequence lie together."""
+    found = torch.zeros(len(slots.rank), dtype=torch.bool)
+    read = [torch.zeros(0, dtype=torch.int64)]
+    for item in (*(one for one in batch.shared if len(one.rows)), *(one for one in batch.private if one.row_count)):
+        fresh = item.slots[~found[item.slots]]
+        found[fresh] = True
+        read.append(fresh)
+    needed = torch.cat(read)
     rank = slots.rank[needed]
     place = torch.full_like(slots.place, -1)
     sources = []
@@ -71,26 +76,62 @@ def local_batch(batch: SplitBatch, rows: Sharding, slots: Slots, row_ranks: Sequ
     return SplitBatch(tuple(shared), tuple(private))
 
 
+def foreign_items(batch: SplitBatch, rows: Sharding, slots: Slots, rank: int) -> list[SharedItem]:
+    """What rows of other ranks see of the private keys that lie on `rank`; rows are numbered through the places of all ranks."""
+    cut = local_batch(SplitBatch((), batch.private), rows, slots, list(range(rows.ranks)), rank)
+    mine = slice(rank * rows.places, (rank + 1) * rows.places)
+    assert all(mine.start <= item.row_start < mine.stop for item in cut.private), "a causal chunk does not lie where its rows do"
+    return [item for item in cut.shared if not mine.start <= int(item.rows[0]) < mine.stop]
+
+
 def _cut_private(
     item: PrivateItem, rank: Tensor, place: Tensor, slots: Slots, key_rank: int, shared: list[SharedItem], private: list[PrivateItem]
 ) -> None:
-    """A causal run: what was stored before it is a full pass for all its rows; its own part goes chunk by chunk."""
+    """A causal run, cut by where its rows and keys lie.
+
+    On one rank chunks lie in the order of the run, so that rows which stand together are one causal run over the rank's own keys, however
+    many chunks they come from. Against another rank's keys each chunk sees a beginning of what lies there.
+    """
     cached, own = len(item.slots) - item.row_count, slice(item.row_start, item.row_start + item.row_count)
     before = _keys(item.slots[:cached], slots, key_rank)
     own_place, own_keys = place[own], item.slots[cached:]
     chunks = list(_chunks(rank[own]))
+    theirs = _of(chunks, key_rank)
+    stored = torch.cat([before, *(_place(own_keys[start:stop], slots) for start, stop in theirs)])
     for rank_of, group in _by_rank(chunks).items():
         if int(own_place[group[0][0]]) < 0:
             continue
-        seen = 0  # own keys of `key_rank` that all later chunks of the group have as full passes already
-        for number, (start, stop) in enumerate(group):
-            later = torch.cat([own_place[first:last] for first, last in group[number:]])
-            visible = [_place(own_keys[first:last], slots) for first, last in _of(chunks, key_rank) if last <= start]
-            fresh = torch.cat([before if number == 0 else before[:0], *visible])[seen if number else 0 :]
-            _add_shared(shared, later, fresh)
-            seen = sum(map(len, visible))
-            if rank_of == key_rank:
-                private.append(PrivateItem(int(own_place[start]), stop - start, _place(own_keys[start:stop], slots)))
+        if rank_of == key_rank:
+            private += _causal_runs(group, own_place, stored, len(before))
+        else:
+            _add_prefixes(group, theirs, own_place, stored, len(before), shared)
+
+
+def _causal_runs(group: Sequence[Chunk], own_place: Tensor, stored: Tensor, before: int) -> Iterator[PrivateItem]:
+    """Rows at consecutive places, over everything that `stored` holds up to their own last key."""
+    first = done = 0
+    for number, (start, stop) in enumerate(group):
+        done += stop - start
+        last = number == len(group) - 1
+        if last or int(own_place[group[number + 1][0]]) != int(own_place[stop - 1]) + 1:
+            yield PrivateItem(int(own_place[group[first][0]]), sum(b - a for a, b in group[first : number + 1]), stored[: before + done])
+            first = number + 1
+
+
+def _add_prefixes(
+    group: Sequence[Chunk], theirs: Sequence[Chunk], own_place: Tensor, stored: Tensor, before: int, shared: list[SharedItem]
+) -> None:
+    """Chunks of one rank over another's keys. Two different beginnings are two passes; of more, each adds what the one before lacked."""
+    sees = [before + sum(stop - start for start, stop in theirs if stop <= first) for first, _ in group]
+    lengths = sorted(set(sees))
+    if len(lengths) <= 2:
+        for length in lengths:
+            rows = torch.cat([own_place[start:stop] for (start, stop), seen in zip(group, sees, strict=True) if seen == length])
+            _add_shared(shared, rows, stored[:length])
+        return
+    for length, more in zip([0, *lengths], lengths, strict=False):
+        rows = torch.cat([own_place[start:stop] for (start, stop), seen in zip(group, sees, strict=True) if seen >= more])
+        _add_shared(shared, rows, stored[length:more])
 
 
 def _add_shared(shared: list[SharedItem], rows: Tensor, keys: Tensor) -> None:
@@ -115,12 +156,12 @@ def _chunks(rank: Tensor) -> Iterator[tuple[int, int, int]]:
         yield int(rank[start]), start, stop
 
 
-def _by_rank(chunks: Sequence[tuple[int, int, int]]) -> dict[int, list[tuple[int, int]]]:
-    found: dict[int, list[tuple[int, int]]] = {}
+def _by_rank(chunks: Sequence[tuple[int, int, int]]) -> dict[int, list[Chunk]]:
+    found: dict[int, list[Chunk]] = {}
     for rank, start, stop in chunks:
         found.setdefault(rank, []).append((start, stop))
     return found
 
 
-def _of(chunks: Sequence[tuple[int, int, int]], rank: int) -> list[tuple[int, int]]:
+def _of(chunks: Sequence[tuple[int, int, int]], rank: int) -> list[Chunk]:
     return [(start, stop) for owner, start, stop in chunks if owner == rank]

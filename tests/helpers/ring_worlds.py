@@ -109,7 +109,7 @@ def attend(world: RingWorld, way: str, group: RankGroup, blocks: BlockAttention)
         block[0, : len(cut.sources[rank])], block[1, : len(cut.sources[rank])] = k[cut.sources[rank]], v[cut.sources[rank]]
         if way == "pass_kv":
             over = [blocks.prepare(local_batch(batch, rows, cut.slots, [rank], r), rows.places) for r in ranks]
-            return ring.pass_kv(q, block, over, world.scale, group)
+            return ring.pass_kv(q, *block, over, world.scale, group)
         flat = Slots(cut.slots.rank, ring.gathered_slot(cut.slots.rank, cut.slots.place, cut.places))
         parts = [local_batch(batch, rows, flat, [rank], r) for r in ranks]
         whole = SplitBatch(tuple(i for p in parts for i in p.shared), tuple(i for p in parts for i in p.private))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -35,8 +35,10 @@ class ThreadGroup(RankGroup):
     def __init__(self, rank: int, size: int, board: _Board) -> None:
         self.ranks, self.size, self.rank, self.traffic, self._board = tuple(range(size)), size, rank, Traffic(), board
 
-    def pass_on(self, send: Tensor, receive: Tensor) -> Callable[[], None]:
-        receive.copy_(self._board.swap(self.rank, send.clone())[(self.rank - 1) % self.size])
+    def pass_on(self, send: Sequence[Tensor], receive: Sequence[Tensor]) -> Callable[[], None]:
+        given = self._board.swap(self.rank, [tensor.clone() for tensor in send])[(self.rank - 1) % self.size]
+        for target, tensor in zip(receive, given, strict=True):
+            target.copy_(tensor)
         return lambda: None
 
     def all_gather(self, part: Tensor) -> tuple[Tensor, Callable[[], None]]:

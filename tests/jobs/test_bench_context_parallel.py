@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from askmany.jobs.bench_context_attention import crossover_row
-from askmany.jobs.bench_context_parallel import SECTIONS, main
+from askmany.jobs.bench_context_parallel import SECTIONS, Options, main
 from askmany.jobs.bench_context_table import COLUMNS, modelled, printed
-from askmany.kernels.ring_choice import Heads, Rules
+from askmany.kernels.ring_choice import FITTED, Heads, Rules
 
 
 @pytest.mark.timeout(400)
@@ -20,8 +20,9 @@ def test_the_small_programme_fills_every_section(tmp_path: Path, capfd: pytest.C
     table = record["table"]
     assert set(table) == {*SECTIONS, "rules", "by_ranks"} == set(COLUMNS)
     for row in (*table["prefill"], *table["crossover"]):
-        assert max(row[f"{way}_error"] for way in ("pass_kv", "pass_q", "gather_kv")) < 1e-5
-        assert min(row[f"{way}_ms"] for way in ("pass_kv", "pass_q", "gather_kv", "alone")) > 0
+        assert max(row[f"{way}_error"] for way in FITTED) < 1e-5
+        assert min(row[f"{way}_ms"] for way in FITTED) > 0
+    assert min(table["prefill"][0][name] for name in ("alone_ms", "attention_ms", "exchange_ms", "efficiency")) > 0
     assert [row["rule"] for row in table["crossover"]] == ["fit"] * 3
     assert table["streams"][0]["group_ms"] > 0
     assert table["streams"][0]["speed_up_graph"] is None  # no GPU, no graph
@@ -29,6 +30,7 @@ def test_the_small_programme_fills_every_section(tmp_path: Path, capfd: pytest.C
     assert model["same_first_tokens"] == 1.0
     assert model["group"]["answered"] == model["streams"] == 3
     assert model["prefill_efficiency"] > 0
+    assert model["alone"]["prefill_s"] == min(model["alone"]["own_prefill_s"], model["alone"]["ring_prefill_s"])
     (over_long,) = table["over_long"]
     assert over_long["refused_by_one_gpu"] is True
     assert over_long["group"]["answered"] == 2
@@ -38,8 +40,17 @@ def test_the_small_programme_fills_every_section(tmp_path: Path, capfd: pytest.C
     assert "a model, not measured" in shown
 
 
+def test_cells_are_chosen_by_their_labels_and_added_to_the_file(tmp_path: Path) -> None:
+    out = tmp_path / "record.json"
+    out.write_text(json.dumps({"table": {"prefill": [{"label": "Tiny/96", "stale": True}, {"label": "Other/1", "shape": "Other"}]}}))
+    asked = Options(True, ("prefill",), ("Tiny/9",), (), out, True, "")
+    assert asked.asks_for("prefill", "Tiny/96")
+    assert not asked.asks_for("prefill", "Other/96")
+    assert not asked.asks_for("streams", "Tiny/96")
+
+
 def test_a_wrong_way_has_no_time_and_is_not_the_best() -> None:
-    row = {"new_tokens": 10, "cached_tokens": 990, "pass_kv_ms": 4.0, "gather_kv_ms": None, "pass_q_ms": None}
+    row = {"new_tokens": 10, "cached_tokens": 990, "pass_kv_ms": 4.0, "gather_kv_ms": None, "pass_q_ms": None, "gather_q_ms": 3.0}
     judged = crossover_row(Rules(Heads(4, 2, 16, 4), 2, gather_bytes=0), row)
     assert judged["chosen"] == "pass_q"
     assert judged["chosen_over_best"] is None

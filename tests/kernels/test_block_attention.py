@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from askmany.kernels import block_attention, reference
-from askmany.kernels.block_attention import BlockAttention, FlashBlocks, TorchBlocks, best_blocks, merge_parts, merge_two
+from askmany.kernels.block_attention import BlockAttention, FlashBlocks, TorchBlocks, best_blocks
 from askmany.kernels.block_triton import TritonBlocks, entries
 from askmany.kernels.layout import PrivateItem, SharedItem, SplitBatch
+from askmany.kernels.merge_into import merge_into, nothing
 from askmany.kernels.oracle import lse_error, relative_error
 from askmany.kernels.ring_plan import local_batch
 from askmany.kernels.tables import LEVELS
@@ -32,11 +33,9 @@ def by_pairs(world: RingWorld, blocks: BlockAttention) -> tuple[Tensor, Tensor]:
             attend = blocks.prepare(local_batch(world.batch, world.rows, world.slots, [rank], other), world.rows.places)
             if attend is not None:
                 parts.append(attend(world.queries_of(rank), *world.memory_of(other), world.scale))
-        if parts:
-            out, lse = merge_parts(torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts]))
-        else:
-            shape = (world.rows.places, *world.q.shape[1:])
-            out, lse = torch.zeros(shape), torch.full(shape[:2], float("-inf"))
+        out, lse = nothing(world.q, world.rows.places)
+        for part in parts:
+            merge_into((out, lse), part, slice(0, world.rows.places))
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs)[world.rows.gathered], torch.cat(lses)[world.rows.gathered]
@@ -120,17 +119,6 @@ def test_empty_batches_need_no_attention() -> None:
     batch = SplitBatch((SharedItem(torch.arange(3), torch.arange(0)),), (PrivateItem(0, 0, torch.arange(0)),))
     assert TorchBlocks(CPU).prepare(batch, 3) is None
     assert triton_blocks(TINY, "cpu").prepare(batch, 3) is None
-
-
-def test_merging_with_nothing_changes_nothing() -> None:
-    out, lse = torch.randn(3, 2, 4), torch.randn(3, 2)
-    nothing = torch.zeros_like(out), torch.full_like(lse, float("-inf"))
-    for merged in (merge_two(out, lse, *nothing), merge_two(*nothing, out, lse)):
-        assert torch.allclose(merged[0], out)
-        assert torch.allclose(merged[1], lse)
-    empty = merge_two(*nothing, *nothing)
-    assert not bool(empty[0].any())
-    assert bool(torch.isneginf(empty[1]).all())
 
 
 def test_the_cpu_uses_pytorch_and_pages_are_single_slots() -> None:

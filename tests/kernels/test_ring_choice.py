@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from askmany.kernels.ring_choice import (
-    Fit,
+    MOST_GATHERED_BYTES,
     Heads,
     Link,
     Rules,
     corrected_share,
-    fit_choice,
     hidden_kv_tokens,
     hidden_q_tokens,
 )
+from askmany.kernels.ring_fit import fit_ways
 
 LLAMA_405B = Heads(128, 8, 128, 2)
 CODELLAMA = Heads(32, 32, 128, 2)
@@ -83,15 +83,36 @@ def test_short_messages_are_gathered() -> None:
     assert "262144" in rules.choose(64, 131_072).reason
 
 
-def test_a_fit_finds_the_constants_it_was_made_from() -> None:
-    true = Fit(-1.059, 1.145, 12.112)
-    cells = [(new, cached, math.exp(true.log_ratio(new, cached)), 1.0) for new in (64, 1000, 20_000) for cached in (0, 5000, 100_000)]
-    found = fit_choice(cells)
-    assert (found.alpha, found.beta, found.gamma) == pytest.approx((true.alpha, true.beta, true.gamma))
-    rules = Rules(LLAMA_405B, 2, LINK, found, gather_bytes=0)
-    for new, cached, kv_s, q_s in cells:
+def test_a_fit_passes_through_what_was_measured_and_the_fastest_way_is_chosen() -> None:
+    """Planes are found exactly, bent surfaces are met in every cell; the choice is the way whose measured time is least."""
+    cells = [(new, cached) for new in (64, 1000, 20_000) for cached in (0, 5000, 100_000)]
+    measured = [(new, cached, _times(new, cached)) for new, cached in cells]
+    fit = fit_ways(measured)
+    rules = Rules(LLAMA_405B, 2, LINK, fit)
+    for new, cached, times in measured:
+        assert fit.seconds(new, cached) == pytest.approx(times)
         choice = rules.choose(new, cached)
         assert choice.rule == "fit"
-        assert choice.way == ("pass_q" if kv_s > q_s else "pass_kv")
+        assert choice.way == min(times, key=lambda way: times[way])
+        assert f"{1e3 * times[choice.way]:.3g} ms" in choice.reason
+    assert fit.seconds(3000, 20_000)["pass_q"] == pytest.approx(_times(3000, 20_000)["pass_q"], rel=1e-6)  # a plane between cells, too
     with pytest.raises(ValueError, match="at least 3 cells"):
-        fit_choice(cells[:2] * 2)
+        fit_ways(measured[:2] * 2)
+    with pytest.raises(ValueError, match="at least 3 cells"):
+        fit_ways([cell for cell in measured if cell[1] == 0])  # T = T + C in all of them: no plane
+
+
+def test_what_is_too_large_is_not_gathered() -> None:
+    cheap = {"pass_kv": 2.0, "gather_kv": 1.0, "pass_q": 3.0, "gather_q": 4.0}
+    fit = fit_ways([(new, cached, cheap) for new, cached in ((1, 0), (10, 0), (10, 100))])
+    rules = Rules(CODELLAMA, 2, LINK, fit)
+    per_token = 2 * CODELLAMA.kv_heads * CODELLAMA.head_dim * CODELLAMA.element_bytes
+    most = 2 * MOST_GATHERED_BYTES // per_token
+    assert rules.choose(10, most - 10).way == "gather_kv"
+    assert rules.choose(10, most).way == "pass_kv"
+
+
+def _times(new: int, cached: int) -> dict[str, float]:
+    total = new + cached
+    attend, around = 1e-9 * new * total, 1e-7 * new**0.9 * total**0.3
+    return {"pass_kv": attend + 1e-7 * total, "gather_kv": 1.5e-7 * total + attend, "pass_q": around, "gather_q": 1e-3}

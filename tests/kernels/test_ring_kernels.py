@@ -12,6 +12,7 @@ from torch import Tensor
 from askmany.kernels.block_attention import Attend
 from askmany.kernels.block_triton import TritonBlocks
 from askmany.kernels.layout import SplitBatch
+from askmany.kernels.merge_into import Part
 from askmany.kernels.oracle import lse_error, relative_error
 from askmany.kernels.tiles import AttentionShape
 from tests.helpers.ring_worlds import CPU, RingCase, RingWorld, attend
@@ -34,9 +35,9 @@ class OneAtATime:
         if prepared is None:
             return None
 
-        def attend_alone(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        def attend_alone(q: Tensor, k: Tensor, v: Tensor, scale: float, into: Part | None = None) -> Part:
             with self._lock:
-                return prepared(q, k, v, scale)
+                return prepared(q, k, v, scale, into)
 
         return attend_alone
 
