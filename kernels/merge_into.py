@@ -56,9 +56,10 @@ def launch_merge(total: Part, part: Part, rows: Run, first: bool) -> None:
     count, heads, dim = part_out.shape
     padded = triton.next_power_of_2(dim)
     block = min(triton.next_power_of_2(heads), max(1, BLOCK_ELEMENTS // padded))
-    indexed = not isinstance(rows, slice)
+    indexed = isinstance(rows, Tensor)
+    start = 0 if isinstance(rows, Tensor) else rows.start
     merge_rows[(count, -(-heads // block))](
-        out, lse, part_out, part_lse, rows if indexed else lse, 0 if indexed else rows.start,
+        out, lse, part_out, part_lse, rows if indexed else lse, start,
         part_out.stride(0), part_out.stride(1), part_lse.stride(0), part_lse.stride(1),
         HQ=heads, D=dim, BD=padded, BH=block, FIRST=first, INDEXED=indexed, num_warps=4,
     )  # fmt: skip

@@ -158,4 +158,4 @@ def _unpack_part(packed: Tensor, q: Tensor) -> Part:
     """Views of output [P, HQ, D] and log-sum-exp [P, HQ] in `packed` [P, ...]."""
     _, heads, dim = q.shape
     width = heads * dim
-    return packed[:, :width].unflatten(1, (heads, dim)), packed[:, width : width + heads]
+    return packed[:, :width].view(len(packed), heads, dim), packed[:, width : width + heads]

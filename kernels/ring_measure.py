@@ -91,7 +91,7 @@ class CellWork:
         return {"pass_kv": self.pass_kv, "gather_kv": self.gather_kv, "pass_q": self.pass_q, "gather_q": self.gather_q}
 
     def pass_kv(self) -> Part:
-        return ring.pass_kv(self.q, *self.block, self._over, self.scale, self.group)
+        return ring.pass_kv(self.q, self.block[0], self.block[1], self._over, self.scale, self.group)
 
     def pass_q(self) -> Part:
         return ring.pass_q(self.q, self._ids, self.block[0], self.block[1], self._of, self.scale, self.group)
@@ -113,11 +113,11 @@ class CellWork:
 
     def attend_all(self) -> object:
         """The attention of pass-KV without its exchange: every block's share of the work, over the keys here."""
-        return ring.pass_kv(self.q, *self.block, self._over, self.scale, _Still(self.group))
+        return ring.pass_kv(self.q, self.block[0], self.block[1], self._over, self.scale, _Still(self.group))
 
     def exchange(self) -> object:
         """The exchange of pass-KV without its attention."""
-        return ring.pass_kv(self.q, *self.block, [None] * self.group.size, self.scale, self.group)
+        return ring.pass_kv(self.q, self.block[0], self.block[1], [None] * self.group.size, self.scale, self.group)
 
     def everything(self) -> tuple[Tensor, Tensor]:
         """Keys and values of the whole sequence in order, [C + T, HKV, D] each, on every rank."""

@@ -43,8 +43,8 @@ def key_blocks(batch: SplitBatch, slots: Slots, ranks: int) -> KeyBlocks:
     """Every key that an item of `batch` reads, once, in the order in which items name them: keys of one sequence lie together."""
     found = torch.zeros(len(slots.rank), dtype=torch.bool)
     read = [torch.zeros(0, dtype=torch.int64)]
-    for item in (*(one for one in batch.shared if len(one.rows)), *(one for one in batch.private if one.row_count)):
-        fresh = item.slots[~found[item.slots]]
+    for wanted in [item.slots for item in batch.shared if len(item.rows)] + [item.slots for item in batch.private if item.row_count]:
+        fresh = wanted[~found[wanted]]
         found[fresh] = True
         read.append(fresh)
     needed = torch.cat(read)
