@@ -1,7 +1,8 @@
 """The device part of a step: tensors, forward, draw. Implements `step.Executor` with PyTorch.
 
 This is the one place that chooses how a step attends: through the kernels of `steps` where there are any and they cover the plan, else in
-PyTorch's own operations (on a CPU, and for label trees). A step whose tokens are all the likeliest can be left running (`launch`).
+PyTorch's own operations (on a CPU, and for label trees). A step whose tokens are all the likeliest, or the likeliest that grammars allow,
+can be left running (`launch`): the masks follow while the forward pass runs, once the tokens before are known (`Pending.draw`).
 
 A draw is a function of the stream's seed and its token's index, K and V live in the pool. What must be kept about a stream is kept by its
 id in two owners: the state of its grammar (`constraints`) and the label scores that are not complete (`scoring`).
@@ -18,9 +19,10 @@ import torch
 from torch import Tensor
 
 from askmany.engine.batch import ScoredRow, StepBatch, build_batch
-from askmany.engine.constraints import Constraints, Masks
+from askmany.engine.constraints import Constraints, hold
 from askmany.engine.errors import EngineError
 from askmany.engine.kv_pool import KVPool
+from askmany.engine.masks import Masks
 from askmany.engine.model import StepModel
 from askmany.engine.request import PENDING, Stream
 from askmany.engine.sampler import Drawn, draw
@@ -32,11 +34,22 @@ if TYPE_CHECKING:
 
 
 class Pending:
-    """A step that was launched. `ahead`: the next may be launched before this one is collected."""
+    """A step that was launched. `ahead`: the next may be launched before this one is collected, but not before `draw`."""
 
-    def __init__(self, collect: Callable[[], list[Sampled]], ahead: bool) -> None:
-        self.collect = collect
+    def __init__(self, collect: Callable[[], list[Sampled]], ahead: bool, draw: Callable[[], None] | None = None) -> None:
         self.ahead = ahead
+        self._collect, self._draw = collect, draw
+
+    def draw(self) -> None:
+        """The tokens of all steps before are known: say what depends on them. Does not wait."""
+        if self._draw is not None:
+            self._draw()
+            self._draw = None
+
+    def collect(self) -> list[Sampled]:
+        """One `Sampled` for each run that samples, in plan order."""
+        self.draw()
+        return self._collect()
 
 
 class TorchExecutor:
@@ -65,17 +78,17 @@ class TorchExecutor:
     def launch(self, plan: StepPlan) -> Pending:
         """Start a step; `collect` gives what `execute` would. Raises EngineError, as `collect` does."""
         if self.steps is None or not self.steps.covers(plan):
-            sampled = self._passes(plan)
-            return Pending(lambda: sampled, ahead=False)
+            return self._passes(plan)
         try:
             launched = self.steps.launch(plan)
+            if not all(map(_takes_the_likeliest, launched.streams)):
+                return Pending(partial(self._drawn_on_host, plan, launched), ahead=False)
+            if any(stream.question.grammar is not None for stream in launched.streams):
+                return Pending(partial(self._collect, plan, launched), ahead=True, draw=partial(self._hold, plan, launched))
+            self.steps.bring_home(launched)
         except RuntimeError as error:
             raise self._failure(plan, error) from error
-        ahead = all(_takes_the_likeliest(stream) for stream in launched.streams)
-        if ahead:
-            return Pending(partial(self._collect, plan, launched), ahead=True)
-        sampled = self._drawn_on_host(plan, launched)
-        return Pending(lambda: sampled, ahead=False)
+        return Pending(partial(self._collect, plan, launched), ahead=True)
 
     def device_times(self) -> tuple[float, float]:
         """Seconds that a GPU was busy, and idle between steps, so far."""
@@ -95,44 +108,68 @@ class TorchExecutor:
         if self._constraints:
             self._constraints.release(streams)
 
+    @torch.inference_mode()
+    def _hold(self, plan: StepPlan, launched: Launched) -> None:
+        """Masks for the rows under a grammar; then all tokens on their way to the host."""
+        assert self.steps is not None
+        try:
+            constrained = any(stream.question.grammar is not None for stream in launched.streams)
+            masks = self._masks(launched.streams, self.steps.mask_room) if constrained else None
+            if masks:
+                self.steps.hold(launched, masks)
+            self.steps.bring_home(launched)
+        except RuntimeError as error:
+            raise self._failure(plan, error) from error
+
     def _collect(self, plan: StepPlan, launched: Launched) -> list[Sampled]:
         try:
             drawn = launched.wait()
         except RuntimeError as error:
             raise self._failure(plan, error) from error
-        return self._checked([self._sampled(stream, one) for stream, one in zip(launched.streams, drawn, strict=True)])
+        return self._checked(self._booked(launched.streams, drawn))
 
+    @torch.inference_mode()
     def _drawn_on_host(self, plan: StepPlan, launched: Launched) -> list[Sampled]:
-        """A step with temperatures, grammars or label scores: its logits are looked at before the next step is launched."""
-        assert self.steps is not None
+        """A step with temperatures or label scores: its logits are looked at before the next step is launched. Rows that take the likeliest
+        token take it as they would without the others, to the last bit."""
+        streams = launched.streams
+        hot = [place for place, stream in enumerate(streams) if not (stream.question.labels or _takes_the_likeliest(stream))]
+        scored = [place for place, stream in enumerate(streams) if stream.question.labels]
+        self._hold(plan, launched)
         try:
-            likeliest = [_takes_the_likeliest(stream) for stream in launched.streams]
-            places = [place for place, stream in enumerate(launched.streams) if not (stream.question.labels or likeliest[place])]
-            scored = [place for place, stream in enumerate(launched.streams) if stream.question.labels]
             if scored:
-                rows = tuple(ScoredRow(launched.streams[place], 0) for place in scored)
-                self._scorer.add(rows, launched.logits[scored])
-            drawn = dict(zip(places, self._draw(tuple(launched.streams[i] for i in places), launched.logits[places]), strict=True))
-            if any(likeliest):  # as they would be without the others, to the last bit
-                drawn = dict(enumerate(launched.wait())) | drawn
+                self._scorer.add(tuple(ScoredRow(streams[place], 0) for place in scored), launched.logits[scored])
+            own = dict(zip(hot, self._draw(tuple(streams[place] for place in hot), launched.logits[hot]), strict=True))
+            drawn = [own.get(place, likeliest) for place, likeliest in enumerate(launched.wait())]
         except RuntimeError as error:
             raise self._failure(plan, error) from error
-        return self._checked(
-            [self._scores(s) if s.question.labels else self._sampled(s, drawn[place]) for place, s in enumerate(launched.streams)]
-        )
+        booked = self._booked(streams, drawn)
+        return self._checked([self._scores(sample.stream) if sample.stream.question.labels else sample for sample in booked])
 
-    def _passes(self, plan: StepPlan) -> list[Sampled]:
+    def _passes(self, plan: StepPlan) -> Pending:
         """The step in PyTorch's operations."""
         batch = build_batch(plan, self.page_size, self.pool.slots)
         for row, stream in zip(batch.sampled_rows.tolist(), batch.sampled_streams, strict=False):
             if self.steps is not None and batch.token_ids[row] == PENDING:
                 batch.token_ids[row] = self.steps.pending_token(stream)
         try:
-            drawn = iter(self._draw_batch(batch))
+            logits = self.model.forward(batch, self.pool)
         except RuntimeError as error:
             raise self._failure(plan, error) from error
-        streams = plan.sampling_streams
-        return self._checked([self._scores(stream) if stream.question.labels else self._sampled(stream, next(drawn)) for stream in streams])
+        return Pending(partial(self._drawn_from, plan, batch, logits), ahead=False)
+
+    @torch.inference_mode()
+    def _drawn_from(self, plan: StepPlan, batch: StepBatch, logits: Tensor) -> list[Sampled]:
+        """What the rows of `logits` [N + M, V] say, in plan order."""
+        streams = batch.sampled_streams
+        try:
+            if batch.scored:
+                self._scorer.add(batch.scored, logits[len(streams) :])
+            drawn = self._draw(streams, logits[: len(streams)])
+        except RuntimeError as error:
+            raise self._failure(plan, error) from error
+        booked = iter(self._booked(streams, drawn))
+        return self._checked([self._scores(s) if s.question.labels else next(booked) for s in plan.sampling_streams])
 
     def _checked(self, sampled: list[Sampled]) -> list[Sampled]:
         for sample in sampled:
@@ -146,14 +183,6 @@ class TorchExecutor:
     def _failure(self, plan: StepPlan, error: RuntimeError) -> EngineError:
         return EngineError(f"a step of {plan.tokens} tokens failed on {self.model.device}: {error}")
 
-    def _draw_batch(self, batch: StepBatch) -> list[Drawn]:
-        logits = self.model.forward(batch, self.pool)
-        streams = batch.sampled_streams
-        if batch.scored:
-            self._scorer.add(batch.scored, logits[len(streams) :])
-            logits = logits[: len(streams)]
-        return self._draw(streams, logits)
-
     def _draw(self, streams: tuple[Stream, ...], logits: Tensor) -> list[Drawn]:
         """A token for each stream from its row of `logits` [N, V]."""
         if not streams:
@@ -164,19 +193,21 @@ class TorchExecutor:
             return draw(logits, samplings, indices)
         logits = logits.float()
         totals = torch.logsumexp(logits, dim=-1)
-        return draw(masks.hold(logits), samplings, indices, totals)
+        return draw(hold(logits, masks), samplings, indices, totals)
 
-    def _masks(self, streams: tuple[Stream, ...]) -> Masks | None:
+    def _masks(self, streams: tuple[Stream, ...], room: Tensor | None = None) -> Masks | None:
         if self._constraints:
-            return self._constraints.masks(streams)
+            return self._constraints.masks(streams, room)
         held = [stream.question.question_id for stream in streams if stream.question.grammar is not None]
         if held:
             raise EngineError(f"question {held[0]!r} has a grammar, and this engine was made without constraints")
         return None
 
-    def _sampled(self, stream: Stream, drawn: Drawn) -> Sampled:
-        complete = self._constraints.accept(stream, drawn.token_id) if self._constraints else False
-        return Sampled(stream, drawn.token_id, drawn.logprob, drawn.margin, complete)
+    def _booked(self, streams: tuple[Stream, ...], drawn: list[Drawn]) -> list[Sampled]:
+        """The streams' tokens, which their grammars know now."""
+        complete = self._constraints.accept(streams, [one.token_id for one in drawn]) if self._constraints else [False] * len(drawn)
+        pairs = zip(streams, drawn, complete, strict=True)
+        return [Sampled(stream, one.token_id, one.logprob, one.margin, ended) for stream, one, ended in pairs]
 
     def _scores(self, stream: Stream) -> Sampled:
         """The finished label tree of a stream; its nominal token is the first label's."""
@@ -186,5 +217,5 @@ class TorchExecutor:
 
 
 def _takes_the_likeliest(stream: Stream) -> bool:
-    question = stream.question
-    return question.sampling.temperature <= 0 and question.grammar is None and question.labels is None
+    """Of all tokens, or of those that a grammar allows."""
+    return stream.question.sampling.temperature <= 0 and stream.question.labels is None

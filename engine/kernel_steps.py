@@ -1,7 +1,8 @@
 """Steps on a device with kernels: which plans it can run, through a graph or not, and how the results come back without a wait.
 
-`launch` leaves the device working; `Launched.wait` brings tokens home. A step may feed on tokens that the one before drew and the host has
-not seen. Knows layouts only by what their `StepSpace`s are made of.
+`launch` leaves the device working; `hold` says what some rows may hold, once that is known; `bring_home` sends the tokens, and
+`Launched.wait` waits for them. A step may feed on tokens that the one before drew and the host has not seen. Knows layouts only by what
+their `StepSpace`s are made of.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from torch import Tensor
 
 from askmany.engine.errors import EngineError
 from askmany.engine.graphs import Bucket, Capturer, GraphRunner, Work
+from askmany.engine.held_rows import HeldRows
 from askmany.engine.idle import DeviceClock
 from askmany.engine.kv_pool import KVPool
+from askmany.engine.masks import Masks
 from askmany.engine.model import RowModel
 from askmany.engine.paged import PagedRows, can_page
 from askmany.engine.request import PENDING, Stream
@@ -28,13 +31,13 @@ from askmany.engine.step import StepPlan
 
 @dataclass(slots=True)
 class Launched:
-    """A step under way: W rows asked for logits, on behalf of `streams`."""
+    """A step under way: W rows asked for logits, on behalf of `streams`. The others are there from `KernelSteps.bring_home` on."""
 
     streams: tuple[Stream, ...]
     space: StepSpace
-    tokens: Tensor  # [W] int64 on the host, filled when `done`
-    figures: Tensor  # [2, W] fp32: log-probabilities, margins
-    done: torch.cuda.Event | None
+    tokens: Tensor | None = None  # [W] int64 on the host, filled when `done`
+    figures: Tensor | None = None  # [2, W] fp32: log-probabilities, margins
+    done: torch.cuda.Event | None = None
 
     @property
     def logits(self) -> Tensor:
@@ -43,7 +46,9 @@ class Launched:
         return self.space.logits[: len(self.streams)]
 
     def wait(self) -> list[Drawn]:
-        """The likeliest token of every row."""
+        """The likeliest token of every row, of a held row among those that it may hold."""
+        assert self.tokens is not None, "nothing was sent home"
+        assert self.figures is not None, "nothing was sent home"
         if self.done is not None:
             self.done.synchronize()
         values = zip(self.tokens.tolist(), *self.figures.tolist(), strict=True)
@@ -56,12 +61,13 @@ class KernelSteps:
     def __init__(self, model: RowModel, pool: KVPool, maker: SpaceMaker, context_tokens: int, capturer: Capturer | None) -> None:
         self.clock = DeviceClock(pool.device)
         self._pool, self._maker, self._context_tokens = pool, maker, context_tokens
-        self._name = model.name
+        self._name, self._vocabulary = model.name, model.vocabulary
         self._drawn = torch.zeros(maker.most_wanted, dtype=torch.int64, device=pool.device)
         self._places: dict[int, int] = {}  # by stream id: where the last launch drew its token
         self._read: tuple[StepPlan, PagedRows] | None = None
         self._last: Launched | None = None
         self._eager: StepSpace | None = None
+        self._held: HeldRows | None = None  # from the first step with a held row on
         self._graphs: GraphRunner | None = None
         if capturer is not None:
             self._graphs = GraphRunner(maker.buckets, self._make, maker.fits, capturer, maker.empty, self._drawn)
@@ -93,8 +99,36 @@ class KernelSteps:
         with self.clock.step():
             work()
         self._places = {stream.stream_id: place for place, stream in enumerate(step.streams)}
-        self._last = self._bring_home(step, space)
+        self._last = Launched(tuple(step.streams), space)
         return self._last
+
+    @property
+    def mask_room(self) -> Tensor:
+        """[most W, ceil(V / 32)] int32 on the host: where masks for `hold` are to be written, once the last step's have gone over."""
+        if self._held is None:
+            with torch.inference_mode(False):
+                self._held = HeldRows(self._maker.most_wanted, self._vocabulary, self._pool.device)
+        return self._held.room
+
+    def hold(self, launched: Launched, masks: Masks) -> None:
+        """The rows of `masks`, which lie in `mask_room`, draw the likeliest token that they may hold; to be called before the next launch
+        and before the step's tokens are sent home. Does not wait."""
+        assert self._held is not None, "masks lie in mask_room"
+        with self.clock.step():
+            self._held.pick(masks, launched.logits, launched.space.greedy.out, self._drawn)
+
+    def bring_home(self, launched: Launched) -> None:
+        """Send the step's tokens to the host. Does not wait."""
+        count, out = len(launched.streams), launched.space.greedy.out
+        if self._pool.device.type != "cuda":
+            launched.tokens, launched.figures = out.tokens[:count].clone(), _figures(launched.space, count).clone()
+            return
+        launched.tokens = torch.empty(count, dtype=torch.int64, pin_memory=True)
+        launched.figures = torch.empty(2, count, dtype=torch.float32, pin_memory=True)
+        launched.tokens.copy_(out.tokens[:count], non_blocking=True)
+        launched.figures.copy_(_figures(launched.space, count), non_blocking=True)
+        launched.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        launched.done.record()
 
     def pending_token(self, stream: Stream) -> int:
         """The token that the last launch drew for a stream; waits for it."""
@@ -145,18 +179,6 @@ class KernelSteps:
                 if step.token_ids[row] == PENDING:
                     feeds[row] = self._places[stream.stream_id]
         return feeds
-
-    def _bring_home(self, step: PagedRows, space: StepSpace) -> Launched:
-        count, out = len(step.wanted), space.greedy.out
-        if self._pool.device.type != "cuda":
-            return Launched(tuple(step.streams), space, out.tokens[:count].clone(), _figures(space, count).clone(), None)
-        tokens = torch.empty(count, dtype=torch.int64, pin_memory=True)
-        figures = torch.empty(2, count, dtype=torch.float32, pin_memory=True)
-        tokens.copy_(out.tokens[:count], non_blocking=True)
-        figures.copy_(_figures(space, count), non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
-        return Launched(tuple(step.streams), space, tokens, figures, done)
 
     def _check_positions(self, step: PagedRows) -> None:
         last = max(step.positions, default=0)

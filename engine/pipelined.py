@@ -1,8 +1,8 @@
 """An engine that keeps its device busy: it plans and launches the next step before it looks at the tokens of the last one.
 
-The host's part of a step (planning, stop checks, text) then lies behind the device's. A stream that turns out to have ended is fed once
-more for nothing; its row is dropped. Steps whose tokens the host draws (temperatures, grammars, labels) are waited for. Answers are as of
-`Engine`.
+The host's part of a step (planning, stop checks, text, grammars) then lies behind the device's. A stream that turns out to have ended is
+fed once more for nothing; its row is dropped. Where a grammar holds a stream, a step's forward pass runs while the host learns the token
+before and fills the mask. Steps whose tokens the host draws (temperatures, labels) are waited for. Answers are as of `Engine`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from askmany.engine.step import Executor, Sampled, StepPlan
 
 
 class PendingStep(Protocol):
-    """A step under way. `ahead`: the next may be launched before this one is collected."""
+    """A step under way. `ahead`: the next may be launched before this one is collected, but not before `draw`."""
 
     ahead: bool
+
+    def draw(self) -> None:
+        """The tokens of all steps before are booked: say what depends on them. Does not wait."""
+        ...
 
     def collect(self) -> list[Sampled]:
         """One `Sampled` for each run that samples, in plan order; waits for the device."""
@@ -77,8 +81,12 @@ class PipelinedEngine(Engine):
                 self.scheduler.launch(plan)
                 self._under_way = (plan, pending)
         finished = self._settle(*before) if before else []
-        if plan is not None and pending is not None and not pending.ahead:
-            finished += self._finish(plan, pending)
+        if plan is not None and pending is not None:
+            self._plan = plan
+            if pending.ahead:
+                pending.draw()
+            else:
+                finished += self._finish(plan, pending)
         if plan is None and before is None:
             return []
         if not self.has_work:

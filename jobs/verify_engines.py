@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from askmany.engine.executor import TorchExecutor
+from askmany.engine.executor import Pending, TorchExecutor
 from askmany.engine.step import Sampled, StepPlan
 from askmany.jobs.bench_ours import OursContender, OursSetup, load_ours
 from askmany.jobs.verify import Trace
@@ -83,17 +83,15 @@ def _note_samples(executor: TorchExecutor, notes: dict[tuple[str, str], list[Sam
     """Keep every token that the executor draws, void rows aside."""
     launch = executor.launch
 
-    def noting(plan: StepPlan) -> Any:
+    def noting(plan: StepPlan) -> Pending:
         pending = launch(plan)
-        collect = pending.collect
 
         def collected() -> list[Sampled]:
-            sampled = collect()
+            sampled = pending.collect()
             for sample in sampled:
                 notes[sample.stream.document.document.key, sample.stream.question.question_id].append(sample)
             return sampled
 
-        pending.collect = collected
-        return pending
+        return Pending(collected, pending.ahead, pending.draw)
 
     executor.launch = noting  # type: ignore[method-assign]

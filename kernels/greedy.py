@@ -1,4 +1,5 @@
-"""The likeliest token of every row in one pass over the logits: its id, its log-probability, and the gap to the next.
+"""The likeliest token of every row in one pass over the logits: its id, its log-probability, and the gap to the next; of some rows among
+the tokens that a mask allows.
 
 Fixed launches, no word to the host: can be captured. Knows nothing of streams.
 """
@@ -11,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from askmany.kernels.greedy_kernels import pick_rows, scan_rows
+from askmany.kernels.greedy_kernels import pick_legal_rows, pick_rows, scan_legal_rows, scan_rows
 
 BLOCK = 4096  # logits a program reads at once
 MOST_PARTS = 64  # of a row; they depend on the width alone, so that a row's bits are its own
@@ -51,5 +52,32 @@ class GreedyPick:
         scan_rows[(rows, self._parts)](logits, *parts, logits.stride(0), width, self._part_width, PARTS=self._parts, BLOCK=BLOCK)
         pick_rows[(rows,)](
             *parts, self.out.tokens, self.out.logprobs, self.out.margins, width, PARTS=self._parts,
+            BP=triton.next_power_of_2(self._parts),
+        )  # fmt: skip
+
+
+class LegalPick:
+    """Workspace for up to `rows` rows of `width` logits that are held to masks."""
+
+    def __init__(self, rows: int, width: int, device: torch.device) -> None:
+        self._parts = max(1, min(-(-width // BLOCK), MOST_PARTS))
+        self._part_width = -(-width // self._parts)
+        floats = torch.zeros(4, rows, self._parts, dtype=torch.float32, device=device)
+        self._ids = torch.zeros(rows, self._parts, dtype=torch.int32, device=device)
+        self._found = (floats[0], self._ids, floats[1], floats[2], floats[3])
+
+    def run(self, logits: Tensor, rows: Tensor, which: Tensor, bits: Tensor, out: GreedyTokens, drawn: Tensor) -> None:
+        """Overwrite `out` and `drawn` at the places `rows` [C] int32 by the likeliest token of these rows of `logits` [N, V] that mask
+        `bits[which[i]]` ([M, ceil(V / 32)] int32, `which` [C] int32) allows. Log-probabilities are those of the whole row, margins those of
+        the allowed tokens. A mask allows something. Raises ValueError for logits that are not dense in V or too many rows."""
+        count, width = rows.shape[0], logits.shape[1]
+        if logits.stride(1) != 1 or count > self._ids.shape[0] or -(-width // 32) > bits.shape[1] or width > self._parts * self._part_width:
+            raise ValueError(f"logits {tuple(logits.shape)}, masks {tuple(bits.shape)} and {count} rows do not fit")
+        scan_legal_rows[(count, self._parts)](
+            logits, rows, which, bits, bits.stride(0), *self._found, logits.stride(0), width, self._part_width,
+            PARTS=self._parts, BLOCK=BLOCK,
+        )  # fmt: skip
+        pick_legal_rows[(count,)](
+            rows, *self._found, out.tokens, out.logprobs, out.margins, drawn, width, PARTS=self._parts,
             BP=triton.next_power_of_2(self._parts),
         )  # fmt: skip

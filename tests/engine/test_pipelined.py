@@ -28,7 +28,14 @@ pytestmark = pytest.mark.timeout(300)
 
 class _Pending:
     def __init__(self, collect: Callable[[], list[Sampled]], ahead: bool) -> None:
-        self.collect, self.ahead = collect, ahead
+        self._collect, self.ahead, self.drawn = collect, ahead, False
+
+    def draw(self) -> None:
+        self.drawn = True
+
+    def collect(self) -> list[Sampled]:
+        assert self.drawn or not self.ahead
+        return self._collect()
 
 
 class LateExecutor:

@@ -1,11 +1,11 @@
-"""The likeliest token of every row, against torch in fp64."""
+"""The likeliest token of every row, and the likeliest that a mask allows, against torch in fp64."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from askmany.kernels.greedy import GreedyPick
+from askmany.kernels.greedy import GreedyPick, LegalPick
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -50,3 +50,49 @@ def test_hidden_tokens_are_never_taken(device: str) -> None:
     pick.run(logits)
     assert pick.out.tokens.tolist() == [8999]
     assert pick.out.logprobs.tolist() == [0.0]
+
+
+def packed(legal: torch.Tensor) -> torch.Tensor:
+    """[M, V] bool as [M, ceil(V / 32)] int32."""
+    padded = torch.nn.functional.pad(legal.cpu(), (0, -legal.shape[1] % 32)).view(legal.shape[0], -1, 32).long()
+    words = (padded << torch.arange(32)).sum(dim=-1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32).to(legal.device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("rows", "width", "share"), [(1, 1, 1.0), (2, 31, 0.5), (3, 4097, 0.01), (5, 30011, 0.0001), (4, 9000, 0.9)])
+def test_held_rows_equal_torch_and_the_others_stay(rows: int, width: int, share: float, dtype: torch.dtype, device: str) -> None:
+    logits = (torch.randn(rows + 2, width, device=device) * 5).to(dtype)
+    legal = torch.rand(rows, width, device=device) < share
+    legal[torch.arange(rows), torch.randint(width, (rows,))] = True
+    held = torch.randperm(rows + 2)[:rows].to(torch.int32)
+    which = torch.randint(rows, (rows,), dtype=torch.int32)
+    pick = GreedyPick(rows + 2, width, torch.device(device))
+    pick.run(logits)
+    tokens, logprobs, margins = pick.out.tokens.clone(), pick.out.logprobs.clone(), pick.out.margins.clone()
+    drawn = torch.full((rows + 2,), -7, device=device)
+    LegalPick(rows + 1, width, torch.device(device)).run(logits, held.to(device), which.to(device), packed(legal), pick.out, drawn)
+    totals = torch.logsumexp(logits.double(), dim=-1)
+    for place, row in zip(which.tolist(), held.tolist(), strict=True):
+        masked = logits[row].double().masked_fill(~legal[place], float("-inf"))
+        tokens[row] = torch.nonzero(masked == masked.max())[0, 0]
+        logprobs[row] = masked.max() - totals[row]
+        margins[row] = masked.max() - (torch.topk(masked, 2).values[1] if width > 1 else float("-inf"))
+        assert drawn[row] == tokens[row]
+    assert torch.equal(pick.out.tokens, tokens)
+    assert int((drawn == -7).sum()) == 2
+    torch.testing.assert_close(pick.out.logprobs, logprobs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(pick.out.margins, margins, rtol=0, atol=1e-5)
+
+
+def test_a_held_row_whose_logits_are_nan_shows(device: str) -> None:
+    logits = torch.randn(2, 5000, device=device)
+    logits[:, 4321] = float("nan")
+    pick = GreedyPick(2, 5000, torch.device(device))
+    legal = torch.zeros(1, 5000, dtype=torch.bool, device=device)
+    legal[0, 3] = True
+    rows, which = (torch.tensor([value], dtype=torch.int32, device=device) for value in (1, 0))
+    drawn = torch.zeros(2, dtype=torch.int64, device=device)
+    LegalPick(1, 5000, torch.device(device)).run(logits, rows, which, packed(legal), pick.out, drawn)
+    assert pick.out.logprobs.isnan().tolist() == [False, True]
+    assert drawn.tolist() == [0, 3]
