@@ -69,7 +69,6 @@ class Constraints:
         places: dict[State, int] = {}
         first: list[_Held] = []
         for one in held:
-            self._states.visit(one.state)
             if one.state not in places:
                 places[one.state] = len(first)
                 first.append(one)
@@ -107,18 +106,9 @@ class Constraints:
 
     def _fill(self, held: list[_Held], bits: Tensor) -> None:
         """`bits` [len(held), words]: the masks of these states."""
-        new = [place for place, one in enumerate(held) if one.state.bits is None]
-        for place, one in enumerate(held):
-            if one.state.bits is not None:
-                bits[place] = one.state.bits
-        if not new:
-            return
-        self._batch.batch_fill_next_token_bitmask([held[place].matcher for place in new], bits, new)
-        anything = np.bitwise_or.reduce(bits.numpy(), axis=1)
-        for place in new:
-            if not anything[place]:
-                bits[place] = self._end_bits(held[place].ends)
-            self._states.keep(held[place].state, bits[place])
+        self._batch.batch_fill_next_token_bitmask([one.matcher for one in held], bits)
+        for place in np.flatnonzero(np.bitwise_or.reduce(bits.numpy(), axis=1) == 0):
+            bits[place] = self._end_bits(held[place].ends)
 
     def _ends_here(self, held: _Held) -> bool:
         """Whether nothing but the end may follow."""

@@ -47,6 +47,11 @@ class GrammarCompiler:
         vocab_type = _vocab_type(json.loads(tokenizer.to_str()), folder)
         return cls(["" if piece in barred else piece for piece in pieces], vocab_type, vocabulary, end_token_ids)
 
+    @classmethod
+    def plain(cls, pieces: Sequence[str], vocabulary: int, end_token_ids: Iterable[int]) -> GrammarCompiler:
+        """For a vocabulary whose pieces are texts as they stand."""
+        return cls(pieces, VocabType.RAW, vocabulary, end_token_ids)
+
     def compile(self, text: str) -> CompiledGrammar:
         """The grammar of this EBNF. ValueError when XGrammar cannot make it."""
         if text not in self._compiled:

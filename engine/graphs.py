@@ -90,6 +90,7 @@ class GraphRunner:
     ) -> None:
         self.buckets = tuple(sorted(buckets, key=lambda bucket: (bucket.rows, bucket.wanted, not bucket.decode, bucket.units)))
         self.capture_s: dict[Bucket, float] = {}  # seconds that each capture took
+        self.loads: Counter[Bucket] = Counter()  # steps that each served
         self._make_space, self._fits, self._capturer = make_space, fits, capturer
         self._empty, self._drawn = empty, drawn
         self._captured: dict[Bucket, _Captured] = {}
@@ -103,6 +104,7 @@ class GraphRunner:
             return None
         found = self._captured.get(bucket) or self._capture(bucket, step)
         found.space.load(step, feeds)
+        self.loads[bucket] += 1
         return found.space, found.replay
 
     def choose(self, step: PagedRows) -> Bucket | None:

@@ -67,6 +67,7 @@ class KernelSteps:
         self._read: tuple[StepPlan, PagedRows] | None = None
         self._last: Launched | None = None
         self._eager: StepSpace | None = None
+        self.eager_steps = self.held_steps = 0  # steps without a graph, and with held rows, so far
         self._held: HeldRows | None = None  # from the first step with a held row on
         self._graphs: GraphRunner | None = None
         if capturer is not None:
@@ -76,6 +77,11 @@ class KernelSteps:
     def capture_s(self) -> dict[Bucket, float]:
         """Seconds that each graph took to capture."""
         return dict(self._graphs.capture_s) if self._graphs else {}
+
+    @property
+    def replays(self) -> dict[Bucket, int]:
+        """Steps that each graph has run."""
+        return dict(self._graphs.loads) if self._graphs else {}
 
     def covers(self, plan: StepPlan) -> bool:
         """Whether the kernels run this plan; to be asked before each `launch`. What they do not run, others must, at once."""
@@ -114,6 +120,7 @@ class KernelSteps:
         """The rows of `masks`, which lie in `mask_room`, draw the likeliest token that they may hold; to be called before the next launch
         and before the step's tokens are sent home. Does not wait."""
         assert self._held is not None, "masks lie in mask_room"
+        self.held_steps += 1
         with self.clock.step():
             self._held.pick(masks, launched.logits, launched.space.greedy.out, self._drawn)
 
@@ -170,6 +177,7 @@ class KernelSteps:
             with torch.inference_mode(False):
                 self._eager = self._maker.eager_space(self._drawn)
         self._eager.load(step, feeds)
+        self.eager_steps += 1
         return self._eager, partial(self._eager.compute, step.rows, len(step.wanted))
 
     def _feeds(self, step: PagedRows) -> list[int]:

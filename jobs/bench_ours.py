@@ -18,6 +18,7 @@ from askmany.engine.answers import GrowingAnswer
 from askmany.engine.build import build_scheduler
 from askmany.engine.choice import Choice, Expected, choose
 from askmany.engine.config import EngineConfig
+from askmany.engine.constraints import Constraints
 from askmany.engine.engine import Engine
 from askmany.engine.executor import TorchExecutor
 from askmany.engine.kv_pool import KVPool
@@ -105,8 +106,10 @@ class OursSetup:
 class OursContender:
     """An engine over a loaded model."""
 
-    def __init__(self, model: LoadedModel, setup: OursSetup, context_tokens: int, cells: Sequence[Cell]) -> None:
-        """What decode steps of `cells` need is captured now."""
+    def __init__(
+        self, model: LoadedModel, setup: OursSetup, context_tokens: int, cells: Sequence[Cell], constraints: Constraints | None = None
+    ) -> None:
+        """What decode steps of `cells` need is captured now. Without `constraints`, no question may have a grammar."""
         device = model.device
         fits = _free_tokens(model, setup) if setup.kv_tokens is None else setup.kv_tokens
         config = setup.config(fits // setup.page_size * setup.page_size, device.type)
@@ -116,7 +119,7 @@ class OursContender:
             from askmany.engine.kernel_loading import load_steps
 
             steps = load_steps(model, pool, config, context_tokens)
-        self.executor = executor = TorchExecutor(model, pool, config.page_size, steps=steps)
+        self.executor = executor = TorchExecutor(model, pool, config.page_size, constraints, steps)
         make = ScheduledEngine if steps is None else ScheduledPipelinedEngine
         self._engine = make(build_scheduler(config), executor, _Silent())
         self._engine.lengths = {}
@@ -138,15 +141,20 @@ class OursContender:
         return taken_s
 
     def answer(
-        self, asked: Sequence[tuple[list[int], list[list[int]], list[int]]], most_tokens: int | None = None
+        self,
+        asked: Sequence[tuple[list[int], list[list[int]], list[int]]],
+        most_tokens: int | None = None,
+        grammars: Sequence[str | None] | None = None,
     ) -> tuple[float, list[StreamResult]]:
-        """Answer (document, questions, lengths of the answers) together; `most_tokens`: what the engine is told (default: the length)."""
+        """Answer (document, questions, lengths of the answers) together; `most_tokens`: what the engine is told (default: the length);
+        `grammars`: of a document's questions."""
         engine = self._engine
         engine.lengths.clear()
         documents = []
         for d, (ids, tails, lengths) in enumerate(asked):
             engine.lengths |= {(_key(d), f"q{i}"): length for i, length in enumerate(lengths)}
-            questions = (_question(i, tail, most_tokens or lengths[i]) for i, tail in enumerate(tails))
+            held = grammars or [None] * len(tails)
+            questions = (_question(i, tail, most_tokens or lengths[i], held[i]) for i, tail in enumerate(tails))
             documents.append(Document(_key(d), (tuple(ids),), tuple(questions)))
         synchronize()
         started_s = perf_counter()
@@ -162,6 +170,13 @@ class OursContender:
         captured = {str(bucket.rows): round(taken, 2) for bucket, taken in self._steps.capture_s.items()} if self._steps else {}
         reasons = [choice.reason for choice in self._choices.values()]
         return {"idle_ratio": metrics.device_idle_ratio, "steps": metrics.steps, "capture_s": captured, "reasons": reasons}
+
+    def launches(self) -> dict[str, int]:
+        """What the device has run so far: replays by bucket, steps without a graph, picks under masks, captures. Empty on a CPU."""
+        if self._steps is None:
+            return {}
+        replays = {f"replay {bucket}": count for bucket, count in self._steps.replays.items()}
+        return replays | {"eager": self._steps.eager_steps, "held": self._steps.held_steps, "captures": len(self._steps.capture_s)}
 
     def close(self) -> None:
         """The process ends anyway."""
@@ -236,5 +251,5 @@ def _key(document: int) -> str:
     return f"d{document}"
 
 
-def _question(index: int, tail: list[int], most_tokens: int) -> Question:
-    return Question(f"q{index}", tuple(tail), Sampling(most_tokens))
+def _question(index: int, tail: list[int], most_tokens: int, grammar: str | None = None) -> Question:
+    return Question(f"q{index}", tuple(tail), Sampling(most_tokens), grammar)

@@ -29,7 +29,6 @@ DEVICE_HALF = {
     "constraints",
     "executor",
     "grammar",
-    "grammar_states",
     "graphs",
     "idle",
     "kernel_loading",

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from askmany.engine.answer_types import AnswerType, answer_type
 from askmany.engine.config import EngineConfig
+from askmany.engine.constraints import Constraints
 from askmany.engine.errors import EngineError
 from askmany.engine.executor import TorchExecutor
 from askmany.engine.grammar_json import compact
@@ -150,6 +151,20 @@ def test_an_engine_without_constraints_refuses_grammars() -> None:
     engine.submit(Document("d", SEGMENTS, (asked("q", WHOLE),)))
     with pytest.raises(EngineError, match="without constraints"):
         list(engine.drain())
+
+
+def test_streams_at_the_same_place_share_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    filled: list[int] = []
+    fill = Constraints._fill
+    monkeypatch.setattr(Constraints, "_fill", lambda self, held, bits: filled.append(len(held)) or fill(self, held, bits))
+    fixed = answer_type({"type": "regex", "pattern": "nobody"}, "q")
+    questions = [asked(f"q{i}", fixed, f" Question {i}? A:", temperature=0.0) for i in range(6)]
+    found = results(typed_engine(random_model()), [Document("d", SEGMENTS, tuple(questions))])
+    assert {result.text for result in found.values()} == {"nobody"}
+    said = [result.answer_token_ids for result in found.values()]
+    wanted = [len({ids[:step] for ids in said if len(ids) > step}) for step in range(max(map(len, said)))]
+    assert filled == wanted
+    assert wanted[0] == 1
 
 
 def test_an_untyped_run_never_touches_masks(monkeypatch: pytest.MonkeyPatch) -> None:
