@@ -19,10 +19,10 @@ def markdown(record: Mapping[str, Any]) -> str:
     """The setup in a sentence, a line for each run, and what they come to together."""
     setup = record["setup"]
     model = str(setup["model"]).rsplit("/", 1)[-1]
+    documents = f"{setup['documents']} documents of about {setup['document_words']:,} tokens x {setup['questions']} questions"
     said = (
-        f"{record['device']}; commit {record['commit']}, {record['date']}. {model}, random weights, {setup['documents']} documents of about "
-        f"{setup['document_words']:,} tokens x {setup['questions']} questions, {setup['new_tokens']} answer tokens, dispatch "
-        f"{setup['dispatch']}; every key once in every run."
+        f"{record['device']}; commit {record['commit']}, {record['date']}. {model}, random weights, {documents}, "
+        f"{setup['new_tokens']} answer tokens, dispatch {setup['dispatch']}; every key once in every run."
     )
     lines = [_line(run) for run in record["runs"]]
     came = (
