@@ -21,9 +21,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from askmany.engine.answer_types import answer_type
 from askmany.engine.constraints import Constraints
 from askmany.engine.grammar import GrammarCompiler
+from askmany.engine.grammar_json import json_grammar
+from askmany.engine.grammar_pieces import either, grammar, literal
+from askmany.engine.grammar_regex import regex as regex_piece
 from askmany.jobs.bench_cells import FIRST_ID, Cell, Drawn, draw
 from askmany.jobs.bench_ours import OursContender, OursSetup, load_ours
 from askmany.jobs.bench_ratios import geometric_mean, interval
@@ -58,12 +60,12 @@ def choice(question: int, tokens: int) -> str | None:
     """Each question its own labels, of digits, which are tokens each."""
     rng = random.Random(question)
     labels = ["".join(rng.choices("0123456789", k=tokens + 1)) for _ in range(OPTIONS)]
-    return answer_type({"type": "choice", "options": labels, "answer": "decode"}, "q").grammar
+    return grammar(either(*map(literal, labels)))
 
 
 def regex(question: int, tokens: int) -> str | None:
     """As many digits as tokens, and one."""
-    return answer_type({"type": "regex", "pattern": f"[0-9]{{{tokens + 1}}}"}, "q").grammar
+    return grammar(regex_piece(f"[0-9]{{{tokens + 1}}}"))
 
 
 def json_schema(question: int, tokens: int) -> str | None:
@@ -80,7 +82,7 @@ def json_schema(question: int, tokens: int) -> str | None:
     }
     records = -(-tokens // len(record["required"])) + 1
     schema = {"type": "array", "items": record, "minItems": records, "maxItems": records + ITEMS}
-    return answer_type({"type": "json", "schema": schema}, "q").grammar
+    return json_grammar(schema)[0]
 
 
 KINDS: dict[str, Grammar] = {"text": text, "choice": choice, "json": json_schema, "regex": regex}
