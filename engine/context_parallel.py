@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,6 +30,10 @@ from askmany.kernels.rank_group import RankGroup
 from askmany.kernels.ring_choice import Choice, Rules
 from askmany.kernels.ring_measure import calibrated
 
+if TYPE_CHECKING:
+    from askmany.engine.context_parallel_decode import DecodeMessage, RankDecode
+
+CAPTURED = Choice("gather_q", "captured", "a decode step of streams at home below one path, in a graph")
 logger = logging.getLogger(__name__)
 
 
@@ -75,6 +80,7 @@ class RankModel:
         self.groups = groups
         self.slots = SlotMap(groups.data.size, global_slots, pool.slots)
         self.tally = Tally()
+        self.decode: RankDecode | None = None  # captured decode steps, where kernels are
         policy = policy or RowPolicy()
         self._hand_over = HandOver(self.slots, pool, groups.data) if policy.hand_over else None
         self._maker = StepMaker(groups.data.rank, self.slots, policy, rules, blocks, model.device)
@@ -100,6 +106,21 @@ class RankModel:
         gathered = self._gather(logits, share) if share.most_sampled else logits[:0]
         self.tally.sent_bytes += sum(size for _, size in self.groups.data.traffic.take().values())
         return share, gathered
+
+    def take(self, message: StepMessage | DecodeMessage) -> None:
+        """A follower's step."""
+        if isinstance(message, StepMessage):
+            self.step(message)
+        else:
+            assert self.decode is not None
+            self.decode.run(message)
+            self.note_captured()
+
+    def note_captured(self) -> None:
+        """A captured step was run."""
+        assert self.decode is not None
+        self.tally.add(CAPTURED)
+        self.tally.sent_bytes += self.decode.take_sent_bytes()
 
     def _attention(self, share: RankStep) -> LayerAttention:
         return share.attention.on(self.pool, self.groups.data)
@@ -150,4 +171,4 @@ class ContextParallelModel:
 def follow(rank: RankModel) -> None:
     """A follower's life: steps as the leader sends them, until it closes. RuntimeError when a rank is lost."""
     while (message := rank.groups.control.broadcast_object(None)) is not None:
-        rank.step(message)
+        rank.take(message)

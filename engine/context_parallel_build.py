@@ -15,14 +15,15 @@ from askmany.engine.constraints import Constraints
 from askmany.engine.context_parallel import ContextParallelModel, Groups, RankModel, follow
 from askmany.engine.context_parallel_pages import NotedPagePool
 from askmany.engine.context_parallel_rows import RowPolicy
-from askmany.engine.engine import Engine
 from askmany.engine.errors import ConfigError
 from askmany.engine.executor import TorchExecutor
 from askmany.engine.grammar import GrammarCompiler
+from askmany.engine.graphs import Capturer, CudaCapturer
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.metrics import Metrics
 from askmany.engine.model_transformers import TransformersModel
 from askmany.engine.models import ResolvedModel
+from askmany.engine.pipelined import PipelinedEngine
 from askmany.engine.prefix_tree import PrefixTree
 from askmany.engine.scheduler import SplitScheduler
 from askmany.engine.tokenizer import TextTokenizer
@@ -51,7 +52,7 @@ class ContextParallelMetrics(Metrics):
 _RULES = {"equation 1": "chosen_by_size", "equation 2": "chosen_by_overlap", "equation 5": "chosen_by_way_home", "fit": "chosen_by_fit"}
 
 
-class ContextParallelEngine(Engine):
+class ContextParallelEngine(PipelinedEngine):
     """An engine whose model is spread over a group. `close` lets the followers end."""
 
     group_model: ContextParallelModel
@@ -85,8 +86,12 @@ def build_rank(
     groups: Groups,
     policy: RowPolicy | None = None,
     rules: Rules | None = None,
+    capturer: Capturer | None = None,
 ) -> RankModel:
-    """This rank's part, with a pool of `kv_tokens`. Collective. Raises ConfigError for what a group cannot do."""
+    """This rank's part, with a pool of `kv_tokens`. Collective. Raises ConfigError for what a group cannot do.
+
+    `capturer`: of decode steps; on a GPU CUDA graphs where nothing is given. Without one every step runs as it comes.
+    """
     refuse_unfit(config)
     pool = KVPool(model.kv_shape, kv_tokens // config.page_size * config.page_size, model.device)
     shape = model.kv_shape
@@ -94,7 +99,14 @@ def build_rank(
     tiles = AttentionShape(heads.q_heads, heads.kv_heads, heads.head_dim, 1, shape.dtype) if 16 <= heads.head_dim <= 256 else None
     blocks = best_blocks(model.device, shape.dtype, tiles)
     size = groups.data.size
-    return RankModel(model, pool, pool.slots * size, groups, blocks, rules or Rules(heads, size), policy)
+    rank = RankModel(model, pool, pool.slots * size, groups, blocks, rules or Rules(heads, size), policy)
+    if capturer is None and model.device.type == "cuda" and size > 1:
+        capturer = CudaCapturer(model.device, model.capture_scope, others=True)
+    if capturer is not None and tiles is not None:
+        from askmany.engine.context_parallel_decode import RankDecode  # Triton is there only where a GPU is
+
+        rank.decode = RankDecode(model, pool, rank.slots, groups.data, blocks, capturer, config.max_rows, pool.slots)
+    return rank
 
 
 def refuse_unfit(config: EngineConfig) -> None:
@@ -127,7 +139,12 @@ def leader_engine(
 
     model = ContextParallelModel(rank, take_freed)
     scheduler = SplitScheduler(pages, PrefixTree(pages), config.limits)
-    executor = TorchExecutor(model, rank.pool, config.page_size, constraints)
+    steps = None
+    if rank.decode is not None:
+        from askmany.engine.context_parallel_launch import GroupSteps
+
+        steps = GroupSteps(rank, config.page_size, take_freed)
+    executor = TorchExecutor(model, rank.pool, config.page_size, constraints, steps)
     engine = ContextParallelEngine(scheduler, executor, detokenizer, eos_token_ids, rank.pool.shape.token_bytes)
     engine.group_model = model
     return engine

@@ -25,6 +25,7 @@ class SlotMap:
         self._place = torch.full((ranks, slots), -1, dtype=torch.int64)  # where a rank holds the slot's KV, -1: it does not
         self._taken = torch.zeros(ranks, places, dtype=torch.bool)
         self._free = [places] * ranks
+        self.version = 0  # grows when something that is stored changes its place or owner
 
     def free(self, rank: int) -> int:
         """Places of `rank` that nothing lies in."""
@@ -40,6 +41,10 @@ class SlotMap:
         """Every slot that `rank` holds, copies included, as if it were the owner."""
         place = self._place[rank]
         return Slots(torch.where(place >= 0, rank, -1), place)
+
+    def seen_at(self, rank: int, slots: Tensor) -> Tensor:
+        """The places of `slots`, which `rank` holds."""
+        return self._place[rank, slots]
 
     def holds(self, rank: int, slots: Tensor) -> bool:
         """Whether `rank` holds all of `slots`."""
@@ -66,6 +71,7 @@ class SlotMap:
     def move(self, slots: Tensor, rank: int) -> None:
         """`rank`, which holds them all, becomes the owner of `slots`, and the former owners let go of them."""
         assert self.holds(rank, slots), "a slot can only be given to a rank that holds it"
+        self.version += 1
         for other in range(self.ranks):
             if other != rank:
                 self._let_go(slots[self.owner[slots] == other], other)

@@ -30,6 +30,7 @@ from askmany.engine.scoring import LabelScorer
 from askmany.engine.step import Sampled, StepPlan
 
 if TYPE_CHECKING:
+    from askmany.engine.context_parallel_launch import GroupSteps
     from askmany.engine.kernel_steps import KernelSteps, Launched
 
 
@@ -61,7 +62,7 @@ class TorchExecutor:
         pool: KVPool,
         page_size: int,
         constraints: Constraints | None = None,
-        steps: KernelSteps | None = None,
+        steps: KernelSteps | GroupSteps | None = None,
     ) -> None:
         self.model = model
         self.pool = pool

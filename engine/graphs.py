@@ -36,10 +36,12 @@ class Capturer(Protocol):
 
 
 class CudaCapturer:
-    """CUDA graphs that share one memory pool. `scope` is held around warm-up and capture."""
+    """CUDA graphs that share one memory pool. `scope` is held around warm-up and capture. With `others`, other threads may ask the device
+    for things meanwhile, as the watch over messages between GPUs does."""
 
-    def __init__(self, device: torch.device, scope: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, device: torch.device, scope: Callable[[], AbstractContextManager[None]], others: bool = False) -> None:
         self._device, self._scope = device, scope
+        self._mode = "thread_local" if others else "global"
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
@@ -52,7 +54,7 @@ class CudaCapturer:
                     work()
             torch.cuda.synchronize(self._device)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=self._mode):
                 work()
         torch.cuda.synchronize(self._device)
         return graph.replay

@@ -122,6 +122,13 @@ class SplitLayout:
         """Wait for the device; RuntimeError if a step did not fit the work list."""
         self._attention.plan.check()
 
+    def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Output [T, HQ, D] and log-sum-exp [T, HQ] of the work list alone, fp32, to be merged with other keys' parts."""
+        out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        self._attention.run(q, k_cache, v_cache, scale, out, lse)
+        return out, lse
+
     def _call(self, q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if self._listed:

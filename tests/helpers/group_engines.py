@@ -22,6 +22,7 @@ from askmany.engine.models import ResolvedModel
 from askmany.engine.request import Document, StreamResult
 from askmany.kernels.rank_group import RankGroup
 from askmany.kernels.ring_choice import Choice, Rules, Way
+from tests.helpers.interpreter import repair
 from tests.helpers.tiny_models import tiny_model
 
 Key = tuple[str, str]
@@ -37,16 +38,26 @@ class GroupCase:
     way: Way | None = None
     policy: RowPolicy = field(default_factory=RowPolicy)
     seed: int = 0
+    captured: bool = False  # decode steps go the way that graphs go; a replay runs the step again
 
 
 @dataclass
 class GroupAnswers:
-    """What the leader saw; `owned` are the slots of each rank after each step."""
+    """What the leader saw; `owned` are the slots of each rank after each step; `captured` steps among them."""
 
     results: dict[Key, StreamResult]
     logits: dict[Key, list[Tensor]]
     owned: list[list[int]]
     metrics: Any
+    captured: int = 0
+
+
+class AgainCapturer:
+    """A `Capturer` whose replay is the work itself."""
+
+    def capture(self, work: Any) -> Any:
+        work()
+        return work
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,11 @@ def groups_of() -> Groups:
 
 def watched_rank(model: TransformersModel, case: GroupCase) -> WatchedRank:
     assert case.config.kv_tokens != "auto"
-    rank = build_rank(model, case.config.kv_tokens, case.config, groups_of(), case.policy)
+    if case.captured:
+        repair()
+    rank = build_rank(
+        model, case.config.kv_tokens, case.config, groups_of(), case.policy, capturer=AgainCapturer() if case.captured else None
+    )
     if case.way is not None:
         rules = rank._maker.rules
         object.__setattr__(rank._maker, "rules", Forced(rules.heads, rules.ranks, way=case.way))
@@ -118,7 +133,8 @@ def drained(engine: ContextParallelEngine, part: WatchedRank, case: GroupCase) -
             engine.submit(document)
         results.update({(r.document_key, r.question_id): r for r in engine.drain()})
     engine.close()
-    return GroupAnswers(results, dict(logits), part.owned, engine.metrics)
+    captured = part.tally.sections["gather_q", "captured"]
+    return GroupAnswers(results, dict(logits), part.owned, engine.metrics, captured)
 
 
 def answer_with_smollm2(rank: int, size: int, resolved: ResolvedModel, documents: tuple[Document, ...], config: EngineConfig) -> Any:
