@@ -19,6 +19,7 @@ from torch import Tensor
 
 from askmany.engine.batch import StepBatch
 from askmany.engine.context_parallel_hand_over import HandOver
+from askmany.engine.context_parallel_message import PackedMessage, pack, unpack
 from askmany.engine.context_parallel_rows import RowPolicy
 from askmany.engine.context_parallel_slots import SlotMap
 from askmany.engine.context_parallel_step import RankStep, StepMaker, StepMessage
@@ -107,10 +108,10 @@ class RankModel:
         self.tally.sent_bytes += sum(size for _, size in self.groups.data.traffic.take().values())
         return share, gathered
 
-    def take(self, message: StepMessage | DecodeMessage) -> None:
+    def take(self, message: PackedMessage | DecodeMessage) -> None:
         """A follower's step."""
-        if isinstance(message, StepMessage):
-            self.step(message)
+        if isinstance(message, PackedMessage):
+            self.step(unpack(message))
         else:
             assert self.decode is not None
             self.decode.run(message)
@@ -157,7 +158,8 @@ class ContextParallelModel:
         """See `StepModel`; `batch` is over global slots, `pool` the leader's own."""
         assert pool is self.rank.pool, "the leader's executor works on another pool"
         message = StepMessage.of(batch, self._take_freed())
-        self.rank.groups.control.broadcast_object(message)
+        if self.rank.slots.ranks > 1:
+            self.rank.groups.control.broadcast_object(pack(message))
         _, logits = self.rank.step(message)
         assert logits is not None
         return logits

@@ -33,6 +33,7 @@ from askmany.kernels.rank_group import RankGroup
 from askmany.kernels.ring_choice import Heads, Rules
 
 ANSWER_TOKENS = 24
+OWN_PAGE = 64  # slots, on one GPU: what its kernels are fastest with
 SETTLED = 6  # decode steps before those that are timed
 QUESTION = (5, 6, 7, 8)
 
@@ -200,7 +201,9 @@ def _measured(engine: Engine, cell: ModelCell, device: torch.device, streams: in
 
 def _own_engine(model: TransformersModel, cell: ModelCell) -> Engine:
     """This project's engine on one device, with kernels and graphs on a GPU."""
-    config = _config(cell, cell.rank_tokens, model.device)
+    page = OWN_PAGE if model.device.type == "cuda" else 16
+    pages = -(-cell.document // page) + cell.streams * -(-(len(QUESTION) + 1 + ANSWER_TOKENS) // page) + 1
+    config = _config(cell, pages * page, model.device).model_copy(update={"page_size": page})
     pool = KVPool(model.kv_shape, config.kv_pages * config.page_size, model.device)
     if model.device.type != "cuda":
         return Engine(build_scheduler(config), TorchExecutor(model, pool, config.page_size), FakeDetokenizer())

@@ -10,9 +10,11 @@ already. `--small` is the same on two CPU processes with tiny shapes. Rows are w
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,6 +39,7 @@ from askmany.kernels.ring_choice import Rules
 from askmany.kernels.ring_measure import calibrated
 from askmany.kernels.tiles import AttentionShape
 
+LEAVE_S = 20.0
 TINY = Shape("Tiny", 4, 2, 16, 64, 96, 2, 97)
 SECTIONS = ("prefill", "crossover", "streams", "model", "over_long")
 
@@ -205,18 +208,25 @@ def run_rank(rank: int, place: tuple[str, int], ranks: int, options: Options) ->
         print(section, json.dumps(row), flush=True)
         write(options.out, record)
 
-    try:
-        with torch.inference_mode():
-            groups = join(*place, rank, ranks, "cuda" if cuda else "cpu")
-            Measuring(groups, SMALL if options.small else FULL, options, device, book).run()
-            groups.control.agree([0.0])
-        if rank == 0:
-            record["table"]["by_ranks"] = modelled(record["table"].get("prefill", []))
-            write(options.out, record)
-            print(printed(record), flush=True)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    with torch.inference_mode():
+        groups = join(*place, rank, ranks, "cuda" if cuda else "cpu")
+        Measuring(groups, SMALL if options.small else FULL, options, device, book).run()
+        groups.control.agree([0.0])
+    if rank == 0:
+        record["table"]["by_ranks"] = modelled(record["table"].get("prefill", []))
+        write(options.out, record)
+        print(printed(record), flush=True)
+    leave()
+
+
+def leave() -> None:
+    """Take the groups down, or, where that does not end, just go: everything is written. A rank that fails ends the others by itself."""
+    gc.collect()  # graphs that hold messages go before the groups do
+    thread = threading.Thread(target=dist.destroy_process_group, daemon=True)
+    thread.start()
+    thread.join(LEAVE_S)
+    if thread.is_alive():
+        os._exit(0)
 
 
 def environment(cuda: bool, ranks: int) -> dict[str, Any]:

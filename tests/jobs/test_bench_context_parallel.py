@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from askmany.jobs import tables_context
 from askmany.jobs.bench_context_attention import crossover_row
 from askmany.jobs.bench_context_parallel import SECTIONS, Options, main
 from askmany.jobs.bench_context_table import COLUMNS, modelled, printed
 from askmany.kernels.ring_choice import FITTED, Heads, Rules
+from tests.helpers.source import ROOT
 
 
 @pytest.mark.timeout(400)
@@ -35,9 +37,29 @@ def test_the_small_programme_fills_every_section(tmp_path: Path, capfd: pytest.C
     assert over_long["refused_by_one_gpu"] is True
     assert over_long["group"]["answered"] == 2
     assert {row["ranks"] for row in table["by_ranks"]} == {2, 4, 8, 16}
+    readme = tmp_path / "README.md"
+    readme.write_text("before <!-- context --> <!-- /context --> after")
+    assert tables_context.main([str(readme), str(tmp_path / "record.json")]) == 0
+    assert tables_context.main([str(readme), str(tmp_path / "record.json"), "--check"]) == 0
+    text = readme.read_text()
+    for words in (
+        "2 x cpu;",
+        "| Tiny | 2 | 130 | 3 |",
+        "of 3 cells",
+        "2 of 2 questions answered by the group",
+        "A model, not a measurement",
+        "commit abc",
+    ):
+        assert words in text
     shown = capfd.readouterr().out
     assert shown.rstrip().endswith("60 to 71 ms on 2 to 4")
     assert "a model, not measured" in shown
+
+
+def test_the_readme_says_what_was_measured() -> None:
+    measured = ROOT / "jobs/measurements/context-parallel-h200x2.json"
+    assert tables_context.main([str(ROOT / "README.md"), str(measured), "--check"]) == 0
+    assert tables_context.markdown(None) == tables_context.markdown({"table": {}}) == "Not measured yet."
 
 
 def test_cells_are_chosen_by_their_labels_and_added_to_the_file(tmp_path: Path) -> None:
