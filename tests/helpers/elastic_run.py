@@ -1,7 +1,8 @@
 """A run on several nodes of one machine, with GPUs that are only claimed: `python -m tests.helpers.elastic_run FOLDER DISPATCH`.
 
-Two kinds of node, whose engines are slowed down by what kind of GPU they are told they have. In the middle of the run a node crashes, later
-another joins. The last line of stdout is what happened, as JSON. A process of its own, because Ray joins one cluster a process.
+Two kinds of node, whose engines are slowed down by what kind of GPU they are told they have. In the middle of the run a slow node crashes,
+another slow one joins, and then a fast one more than there were at first. The last line of stdout is what happened, as JSON. A process of
+its own, because Ray joins one cluster a process.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.helpers.child_run import Trouble, TroubledEngine
 from tests.helpers.runs import run_values, write_jsonl
 from tests.helpers.word_model import words
 
-DOCUMENTS, QUESTIONS = 150, 4
+DOCUMENTS, QUESTIONS = 840, 4
 STEP_S = {"A100": 0.3, "RTX-A6000": 0.9}
 FAST, SLOW = STEP_S
 
@@ -72,9 +73,12 @@ def main(folder: Path, dispatch: str) -> None:
         time.sleep(0.1)
     told["crashed_at"] = time.time()
     cluster.remove_node(slow, allow_graceful=False)
-    await_shards(len(list_shards(store)) + 4)
-    add(SLOW)
-    told["joined_at"] = time.time()
+    await_shards(len(list_shards(store)) + 2)
+    told["joined_at"] = []
+    for kind in (SLOW, FAST):
+        add(kind)
+        told["joined_at"].append(time.time())
+        await_shards(len(list_shards(store)) + 4)
     runner.join()
     told["groups"] = [
         {key: line[key] for key in ("worker", "accelerator", "records", "seconds", "at")}
