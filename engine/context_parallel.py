@@ -27,6 +27,7 @@ from askmany.engine.kv_pool import KVPool
 from askmany.engine.model_transformers import TransformersModel
 from askmany.engine.step_attention import LayerAttention
 from askmany.kernels.block_attention import BlockAttention
+from askmany.kernels.passes import sent
 from askmany.kernels.rank_group import RankGroup
 from askmany.kernels.ring_choice import Choice, Rules
 from askmany.kernels.ring_measure import calibrated
@@ -132,7 +133,7 @@ class RankModel:
         parts = self.groups.data.gather(padded)
         if parts is None:
             return None
-        places = torch.tensor(share.sampled_from, dtype=torch.int64).to(logits.device)
+        places = sent(torch.tensor(share.sampled_from, dtype=torch.int64), logits.device)
         return parts[places[:, 0], places[:, 1]]
 
 

@@ -18,7 +18,7 @@ from askmany.kernels import ring
 from askmany.kernels.block_attention import BlockAttention
 from askmany.kernels.layout import SplitBatch
 from askmany.kernels.merge_into import Part, nothing
-from askmany.kernels.passes import Run, as_run
+from askmany.kernels.passes import Run, as_run, sent
 from askmany.kernels.rank_group import RankGroup
 from askmany.kernels.ring_choice import Choice
 from askmany.kernels.ring_plan import KeyBlocks, Slots, foreign_items, key_blocks, local_batch
@@ -89,7 +89,8 @@ def prepare_section(
             over = [blocks.prepare(local_batch(batch, rows, cut.slots, [rank], other), rows.places) for other in ranks]
             return Section(span, lambda q, k, v, scale, group: ring.pass_kv(q, *_block(k, v, sources, cut.places), over, scale, group))
         case "pass_q":
-            ids = torch.where(rows.rows(rank) < 0, -1, torch.arange(rows.places)).to(device, torch.int32)
+            ids = torch.where(rows.rows(rank) < 0, -1, torch.arange(rows.places)).to(torch.int32)
+            ids = sent(ids, device)
             of = [blocks.prepare(local_batch(batch, rows, slots.owners, [other], rank), rows.places) for other in ranks]
             return Section(span, lambda q, k, v, scale, group: ring.pass_q(q, ids, k, v, of, scale, group))
         case "gather_q":
@@ -142,4 +143,4 @@ def _block(k: Tensor, v: Tensor, sources: Run, places: int) -> tuple[Tensor, Ten
 
 def _sent(sources: Tensor, device: torch.device) -> Run:
     run = as_run(sources) if len(sources) else sources
-    return run if isinstance(run, slice) else run.to(device)
+    return run if isinstance(run, slice) else sent(run, device)

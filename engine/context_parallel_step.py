@@ -21,7 +21,7 @@ from askmany.engine.context_parallel_rows import RowPolicy, place_prefixes, plac
 from askmany.engine.context_parallel_slots import SlotMap
 from askmany.kernels.block_attention import BlockAttention
 from askmany.kernels.layout import PrivateItem, SharedItem, SplitBatch
-from askmany.kernels.passes import Run, as_run
+from askmany.kernels.passes import Run, as_run, sent
 from askmany.kernels.ring_choice import Choice, Rules
 from askmany.kernels.zigzag import Sharding
 
@@ -132,11 +132,11 @@ class StepMaker:
         attention = RankAttention(_sent(real, self.device), _sent(places[rows[real]], self.device), tuple(sections))
         sampled, sampled_from = self._sampled(message.sampled_rows, planned)
         batch = StepBatch(
-            token_ids=torch.where(rows < 0, 0, message.token_ids[rows.clamp(min=0)]),
-            positions=torch.where(rows < 0, 0, message.positions[rows.clamp(min=0)]),
+            token_ids=sent(torch.where(rows < 0, 0, message.token_ids[rows.clamp(min=0)]), self.device),
+            positions=sent(torch.where(rows < 0, 0, message.positions[rows.clamp(min=0)]), self.device),
             store_slots=places[rows[real]],
             attention=message.attention,
-            sampled_rows=sampled[self.rank],
+            sampled_rows=sent(sampled[self.rank], self.device),
             sampled_streams=(),
         )
         return RankStep(batch, attention, sampled_from, max(map(len, sampled)), tuple(one.choice for one in planned))
@@ -207,4 +207,4 @@ def _sharded(ranks: Tensor, size: int) -> Sharding:
 
 def _sent(indices: Tensor, device: torch.device) -> Run:
     run = as_run(indices) if len(indices) else indices
-    return run if isinstance(run, slice) else run.to(device)
+    return run if isinstance(run, slice) else sent(run, device)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from askmany.kernels.layout import SplitBatch
 from askmany.kernels.merge_into import Part, merge_into
-from askmany.kernels.passes import LONG_RUN, Run, as_run, plan_split, to_device
+from askmany.kernels.passes import LONG_RUN, Run, as_run, plan_split, sent, to_device
 from askmany.kernels.torch_attention import planned_attention
 from askmany.kernels.vendor import flash_attention
 
@@ -100,11 +100,11 @@ class FlashBlocks:
         return attend
 
     def _item(self, rows: Tensor, slots: Tensor, causal: bool, turns: Tensor) -> _FlashItem:
-        length = torch.tensor([len(slots)], dtype=torch.int32, device=self._device)
+        length = sent(torch.tensor([len(slots)], dtype=torch.int32), self._device)
         row_run, slot_run = as_run(rows), as_run(slots)
         first = not bool(turns[row_run].any())
         turns[row_run] = torch.where(turns[row_run] == 0, 1 if first else 2, turns[row_run])
-        keys = slot_run if isinstance(slot_run, slice) else slot_run.to(self._device, torch.int32)[None]
+        keys = slot_run if isinstance(slot_run, slice) else sent(slot_run.to(torch.int32), self._device)[None]
         return _FlashItem(_sent(row_run, self._device), keys, length, causal, first)
 
     def _over(self, item: _FlashItem, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Part:
@@ -148,7 +148,7 @@ def _runs(rows: Tensor) -> list[Run]:
 
 
 def _sent(run: Run, device: torch.device) -> Run:
-    return run if isinstance(run, slice) else run.to(device)
+    return run if isinstance(run, slice) else sent(run, device)
 
 
 def best_blocks(device: torch.device, dtype: torch.dtype, shape: Any = None) -> BlockAttention:

@@ -125,6 +125,11 @@ def to_device(plan: AttentionPlan, device: torch.device) -> AttentionPlan:
     )
 
 
+def sent(host: Tensor, device: torch.device) -> Tensor:
+    """A copy on `device` that waits for nothing: from pageable memory it would wait for the device."""
+    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
+
+
 def as_run(indices: Tensor) -> Run:
     """A slice where `indices` count up by one."""
     start, count = int(indices[0]), len(indices)

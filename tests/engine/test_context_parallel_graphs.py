@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(not INTERPRETED, reason="the ranks of these tests are CPU processes with interpreted kernels"),
 ]
-CONFIG = EngineConfig(kv_tokens=192, page_size=4, max_rows=6, step_tokens=64, prefill_chunk=48, device="cpu", dtype="float32")
+CONFIG = EngineConfig(kv_tokens=192, page_size=4, max_rows=4, step_tokens=64, prefill_chunk=48, device="cpu", dtype="float32")
 
 
 def tokens(rng: random.Random, count: int) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ def test_recorded_steps_serve_streams_that_grow_end_and_begin(monkeypatch: pytes
     monkeypatch.setattr("askmany.engine.space.store", launch_store)
     rng = random.Random(1)
     instruction = tokens(rng, 5)
-    documents = [Document(f"d{i}", (instruction, tokens(rng, 20 + 9 * i)), asked(rng, (9, 3, 7, 5, 8, 2, 6))) for i in range(2)]
+    documents = [Document(f"d{i}", (instruction, tokens(rng, 20 + 9 * i)), asked(rng, (6, 3, 5, 2, 4))) for i in range(2)]
     capturer = RecordingCapturer()
     engine = lone_engine(capturer, CONFIG)
     plain = poisoned_engine(TransformersModel(tiny_model("qwen3")), CONFIG)
@@ -88,7 +88,7 @@ def test_recorded_steps_serve_streams_that_grow_end_and_begin(monkeypatch: pytes
     assert len(capturer.recorders) == 2
     assert all(recorder.kernels > 5 for recorder in capturer.recorders)
     tally = engine.group_model.rank.tally
-    assert tally.sections["gather_q", "captured"] >= 12
+    assert tally.sections["gather_q", "captured"] >= 6
 
 
 def test_steps_with_temperature_stay_on_the_other_way() -> None:
@@ -110,10 +110,10 @@ def ranks() -> Iterator[GlooRanks]:
 def test_groups_answer_as_one_process(ranks: GlooRanks) -> None:
     """Two documents after one another; streams come and go, steps with question tails run between captured ones."""
     rng = random.Random(3)
-    documents = tuple(Document(f"d{i}", (tokens(rng, 60 + i),), asked(rng, (9, 3, 7, 5, 8, 2, 6, 6))) for i in range(2))
+    documents = tuple(Document(f"d{i}", (tokens(rng, 60 + i),), asked(rng, (6, 3, 5, 2, 4))) for i in range(2))
     case = GroupCase("qwen3", CONFIG, tuple((one,) for one in documents), None, RowPolicy("home"), captured=True)
     got: GroupAnswers = ranks.run(answer_turns, case)[0]
     wanted, _ = alone(replace(case, captured=False), ranks.size)
     assert by_key(list(got.results.values())) == wanted
-    assert got.captured >= 12
+    assert got.captured >= 6
     assert got.metrics.sent_bytes > 0
