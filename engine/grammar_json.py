@@ -2,7 +2,8 @@
 
 What the grammar admits, the schema accepts. A keyword that a grammar cannot enforce is refused by name instead of being ignored. A string
 without `maxLength`, an array without `maxItems` and a number without bounds get the defaults below; a `$ref` that contains itself has no
-longest text. Strings hold any character but control characters; quotes and backslashes are escaped.
+longest text. Strings hold any character but control characters; quotes and backslashes are escaped, in strings of a few characters and
+those with a pattern alone: others hold none.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from askmany.engine.grammar_pieces import (
 from askmany.engine.grammar_regex import regex
 
 MAX_STRING = 200  # characters of a string that has no maxLength
+ESCAPING_STRING = 8  # characters of a string that may hold escapes at most: beyond, masks would take hundreds of milliseconds each
 MAX_ITEMS = 16  # items of an array that has no maxItems
 
 _CONTROL: tuple[Interval, ...] = ((0, 0x1F), (0x7F, 0x9F))
@@ -196,7 +198,8 @@ class _Translator:
                 raise ValueError(f"{at}: pattern together with minLength or maxLength; say the length in the pattern")
             body = _at(at, lambda: regex(schema["pattern"], string_character))
         else:
-            body = repeated(string_character(complement(_CONTROL)), least, most)
+            legal = complement(_CONTROL)
+            body = repeated(string_character(legal) if most <= ESCAPING_STRING else characters(_without(legal, _ESCAPED)), least, most)
         return sequence(literal('"'), body, literal('"'))
 
     def _formatted(self, schema: Mapping[str, Any], at: str) -> Piece:

@@ -33,8 +33,8 @@ def characters(intervals: Iterable[Interval]) -> Piece:
     kept = merged(intervals)
     if not kept:
         raise ValueError("a class without characters")
-    ranges = "".join(_escaped(low) if low == high else f"{_escaped(low)}-{_escaped(high)}" for low, high in kept)
-    return Piece(f"[{ranges}]", len(chr(kept[-1][1]).encode()))
+    barred = _gaps(kept) if kept[-1][1] == ANY_CHARACTER[-1][1] else ()
+    return Piece(f"[^{_ranges(barred)}]" if barred else f"[{_ranges(kept)}]", len(chr(kept[-1][1]).encode()))
 
 
 def sequence(*pieces: Piece) -> Piece:
@@ -102,6 +102,16 @@ def complement(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
         result.append((start, low - 1))
         start = high + 1
     return merged(part for part in (*result, (start, 0x10FFFF)) if part[0] <= part[1])
+
+
+def _gaps(kept: tuple[Interval, ...]) -> tuple[Interval, ...]:
+    """What lies between ordered intervals and before them, surrogates included."""
+    starts = (0, *(high + 1 for _, high in kept[:-1]))
+    return tuple((start, low - 1) for start, (low, _) in zip(starts, kept, strict=True) if start < low)
+
+
+def _ranges(intervals: Iterable[Interval]) -> str:
+    return "".join(_escaped(low) if low == high else f"{_escaped(low)}-{_escaped(high)}" for low, high in intervals)
 
 
 def _escaped(code: int) -> str:

@@ -75,7 +75,7 @@ def json_schema(question: int, tokens: int) -> str | None:
         "properties": {
             "kind": {"enum": ["person", "place", "event"]},
             "count": {"type": "integer", "minimum": 0, "maximum": 100_000},
-            "note": {"type": "string", "pattern": '^[^"\\\\]*$'},
+            "note": {"type": "string"},
             "sure": {"type": "boolean"},
         },
         "required": ["kind", "count", "note", "sure"],

@@ -155,3 +155,25 @@ def test_subsets_name_each_option_once_and_in_order(least: int, most: int | None
     assert not any(accepts(kind.grammar, text) for text in illegal)
     assert kind.longest is not None
     assert max(len(text) for text in legal) <= kind.longest
+
+
+def test_strings_that_may_be_long_hold_no_escapes_and_count_one_class() -> None:
+    """One negated class with its bounds between the quotes is the form that XGrammar masks in microseconds."""
+    source, _ = json_grammar({"type": "string"})
+    assert r'"\u0022" ([^\u0000-\u001f\u0022\u005c\u007f-\u009f\ud800-\udfff]){0,200} "\u0022"' in source
+    short, _ = json_grammar({"type": "string", "maxLength": 8})
+    for text in ('""', "\"a, 'b': é日😀\"", '"' + "x" * 200 + '"'):
+        assert accepts(source, text), text
+    for text in ('"a\\"b"', '"\\\\"', '"\n"', '"\x85"', '"' + "x" * 201 + '"', '"a'):
+        assert not accepts(source, text), text
+    assert accepts(short, '"a\\"b"')
+    assert not accepts(short, '"123456789"')
+
+
+@pytest.mark.parametrize(
+    "intervals", [((0x41, 0x10FFFF),), ((0, 0x40), (0x60, 0x10FFFF)), ((0, 0x10FFFF),), ((0x30, 0x39), (0x10FFFF, 0x10FFFF))]
+)
+def test_a_class_up_to_the_last_character_admits_the_same(intervals: tuple[tuple[int, int], ...]) -> None:
+    piece = characters(intervals)
+    for code in (0x2F, 0x30, 0x39, 0x40, 0x41, 0x5F, 0x60, 0xFF, 0xD7FF, 0xE000, 0x10FFFE, 0x10FFFF):
+        assert accepts(piece, chr(code)) == any(low <= code <= high for low, high in intervals), hex(code)
