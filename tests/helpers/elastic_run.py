@@ -29,16 +29,30 @@ from tests.helpers.child_run import Trouble, TroubledEngine
 from tests.helpers.runs import run_values, write_jsonl
 from tests.helpers.word_model import words
 
-DOCUMENTS, QUESTIONS = 840, 4
+DOCUMENTS, QUESTIONS = 600, 4
+ALL_HERE, UNHURRIED = "all-here", 4  # until a file of this name is there, engines take so many times longer
 STEP_S = {"A100": 0.3, "RTX-A6000": 0.9}
 FAST, SLOW = STEP_S
+
+
+class PacedEngine(TroubledEngine):
+    """Waits before each step, longer until all nodes are there, so that there is work left for those that join."""
+
+    def __init__(self, inner: Any, pause_s: float, all_here: Path) -> None:
+        super().__init__(inner, Trouble())
+        self._pause_s, self._all_here = pause_s, all_here
+
+    def step(self) -> list[Any]:
+        time.sleep(self._pause_s * (1 if self._all_here.exists() else UNHURRIED))
+        return super().step()
 
 
 def slow_by_kind(config: RunConfig) -> Any:
     """An engine that takes its time, by the kind of GPU that Ray says this process has."""
     from askmany.pipeline.engine_actor import accelerator
 
-    return TroubledEngine(fake_engine(config.engine, kv_tokens=1 << 10), Trouble(pause_s=STEP_S[accelerator()]))
+    engine = fake_engine(config.engine, kv_tokens=1 << 10)
+    return PacedEngine(engine, STEP_S[accelerator()], Path(config.output.uri).parent / ALL_HERE)
 
 
 def main(folder: Path, dispatch: str) -> None:
@@ -74,11 +88,13 @@ def main(folder: Path, dispatch: str) -> None:
     told["crashed_at"] = time.time()
     cluster.remove_node(slow, allow_graceful=False)
     await_shards(len(list_shards(store)) + 2)
-    told["joined_at"] = []
+    told["joined_at"] = time.time()
     for kind in (SLOW, FAST):
         add(kind)
-        told["joined_at"].append(time.time())
-        await_shards(len(list_shards(store)) + 4)
+    while runner.is_alive() and len(workers_of(store)) < 4:
+        time.sleep(0.1)
+    (folder / ALL_HERE).touch()
+    told["all_here_at"] = time.time()
     runner.join()
     told["groups"] = [
         {key: line[key] for key in ("worker", "accelerator", "records", "seconds", "at")}
@@ -93,6 +109,11 @@ def main(folder: Path, dispatch: str) -> None:
 def kinds_at_work(store: ObjectStore) -> set[str]:
     """The kinds of GPU that have committed a group, by the ledger."""
     return {line["accelerator"] for line in read_ledger(store) if line.get("kind") == "group"}
+
+
+def workers_of(store: ObjectStore) -> set[str]:
+    """The workers that have committed a group, lost ones included."""
+    return {line["worker"] for line in read_ledger(store) if line.get("kind") == "group"}
 
 
 def values(folder: Path, dispatch: str) -> dict[str, Any]:
