@@ -14,6 +14,7 @@ from torch import Tensor
 from askmany.engine.request import Sampling
 
 NUCLEUS_FIRST = 512  # tokens in which most nuclei end: finding the largest few is much cheaper than sorting a vocabulary
+FLAT_ROWS = 16
 _MASK = (1 << 64) - 1
 
 
@@ -67,7 +68,7 @@ def _sample(logits: Tensor, samplings: list[Sampling], indices: list[int]) -> Te
     """[N] int64 token ids for rows that all have a temperature."""
     temperatures = _column([s.temperature for s in samplings], logits.device)
     scaled = (logits - logits.amax(dim=-1, keepdim=True)).double() / temperatures
-    weights = torch.exp(_keep_top_k(scaled, [s.top_k for s in samplings]))  # [N, V], the largest is 1
+    weights = _keep_top_k(scaled, [s.top_k for s in samplings]).exp_()  # [N, V], the largest is 1
     weights = _keep_top_p(weights, [s.top_p for s in samplings])
     cumulated = torch.cumsum(weights, dim=-1)
     numbers = _column([uniform(s.seed, index) for s, index in zip(samplings, indices, strict=True)], logits.device)
@@ -80,29 +81,38 @@ def _column(values: list[float], device: torch.device) -> Tensor:
 
 def _keep_top_k(scaled: Tensor, top_ks: list[int]) -> Tensor:
     """Logits with all but each row's `top_k` largest at -inf; a row with `top_k` 0 stays."""
-    vocabulary = scaled.shape[1]
-    rows = [row for row, k in enumerate(top_ks) if 0 < k < vocabulary]
-    for row in rows:
-        least = torch.topk(scaled[row], top_ks[row]).values[-1]
-        scaled[row] = scaled[row].masked_fill(scaled[row] < least, float("-inf"))
+    rows = [row for row, k in enumerate(top_ks) if 0 < k < scaled.shape[1]]
+    if rows:
+        counts = torch.tensor([top_ks[row] for row in rows], device=scaled.device)
+        cut = scaled[rows]
+        least = torch.topk(cut, max(top_ks[row] for row in rows), dim=-1).values.gather(1, counts[:, None] - 1)
+        scaled[rows] = cut.masked_fill_(cut < least, float("-inf"))
     return scaled
 
 
 def _keep_top_p(weights: Tensor, top_ps: list[float]) -> Tensor:
     """Weights with all but each row's nucleus at 0: the fewest tokens, likeliest first, whose share reaches `top_p`."""
-    for row, top_p in enumerate(top_ps):
-        if top_p < 1:
-            weights[row] = weights[row].masked_fill(weights[row] < _least_of_nucleus(weights[row], top_p), 0.0)
+    rows = [row for row, top_p in enumerate(top_ps) if top_p < 1]
+    if rows:
+        cut = weights[rows]
+        wanted = _column([top_ps[row] for row in rows], weights.device) * torch.cumsum(cut, dim=-1)[:, -1:]  # added up in one order always
+        weights[rows] = cut.masked_fill_(cut < _least_of_nuclei(cut, wanted), 0.0)
     return weights
 
 
-def _least_of_nucleus(weights: Tensor, top_p: float) -> Tensor:
-    """The weight of the last token of the nucleus; looks at the whole row only when the largest weights do not reach `top_p`."""
-    wanted = top_p * weights.sum()
-    for count in (min(NUCLEUS_FIRST, len(weights)), len(weights)):
-        ordered = torch.topk(weights, count).values
-        cumulated = torch.cumsum(ordered, dim=0)
-        if cumulated[-1] >= wanted:
-            break
-    last = int((cumulated < wanted).sum())
-    return ordered[min(last, len(ordered) - 1)]
+def _least_of_nuclei(weights: Tensor, wanted: Tensor) -> Tensor:
+    """[N, 1]: the weight of the last token of each row's nucleus, whose weights add up to `wanted` [N, 1]. Looks at whole rows only where
+    the largest weights do not reach it."""
+    least, reached = _last_wanted(weights, wanted, min(NUCLEUS_FIRST, weights.shape[1]))
+    for flat in torch.split(torch.nonzero(~reached)[:, 0], FLAT_ROWS):
+        if len(flat):  # sorted some at a time: a sort takes several times their memory
+            least[flat] = _last_wanted(weights[flat], wanted[flat], weights.shape[1])[0]
+    return least
+
+
+def _last_wanted(weights: Tensor, wanted: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Of each row's `count` largest weights, the one with which they reach `wanted`, or else the last [N, 1]; whether they do [N]."""
+    ordered = torch.topk(weights, count, dim=-1).values
+    cumulated = torch.cumsum(ordered, dim=-1)
+    last = (cumulated < wanted).sum(dim=-1, keepdim=True).clamp_(max=count - 1)
+    return ordered.gather(1, last), cumulated[:, -1] >= wanted[:, 0]

@@ -21,7 +21,7 @@ CHUNKS = MOST_CHUNKS
 SHARED_NODES = 64  # instructions, and prefixes that are still being stored
 CAPTURED_NODES = 128  # of a step with a graph: its work list is sized in registers
 MIXED_ROWS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)  # rows of a graph for steps with question tails and small document chunks
-DRAWING_BYTES = 24  # a logit of a row that is drawn, in three fp64 tensors
+DRAWING_BYTES = 26  # a logit of a row that is drawn, in three fp64 tensors and two of truth values
 VENDOR_WORKSPACE_BYTES = 256 << 20
 CPU_SLOTS = 2  # programs at once that the interpreter plays
 

@@ -136,3 +136,35 @@ def test_sixteen_bit_logits_are_judged_in_fp32() -> None:
     logits = torch.randn(1, 40).bfloat16()
     (drawn,) = draw(logits, [replace(GREEDY, temperature=0.0)], [0])
     assert drawn.logprob == pytest.approx(float(torch.log_softmax(logits[0].double(), 0)[drawn.token_id]), abs=1e-5)
+
+
+def test_a_flat_row_beside_a_steep_one_leaves_it_as_it_was() -> None:
+    """Rows whose nuclei lie in few tokens and in most of the vocabulary, with and without cuts, in one draw: each as alone."""
+    torch.manual_seed(0)
+    size = 4 * sampler.NUCLEUS_FIRST
+    rows = torch.stack(
+        [torch.linspace(0, 0.5, size), torch.randn(size) * 9, torch.randn(size) * 0.01, torch.randn(size) * 9, torch.randn(size)]
+    )
+    samplings = [
+        Sampling(1, temperature=1.0, top_p=0.75, seed=1),
+        Sampling(1, temperature=0.7, top_p=0.9, top_k=40, seed=2),
+        Sampling(1, temperature=1.0, top_p=0.99, top_k=1000, seed=3),
+        Sampling(1, temperature=1.3, seed=4),
+        GREEDY,
+    ]
+    for index in range(20):
+        together = draw(rows, samplings, [index] * 5)
+        assert together == [draw(row[None], [sampling], [index])[0] for row, sampling in zip(rows, samplings, strict=True)]
+
+
+def test_a_batch_is_drawn_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of operations does not grow with the rows."""
+    counts = []
+    for rows in (2, 40):
+        calls: list[int] = []
+        topk = torch.topk
+        monkeypatch.setattr(torch, "topk", lambda *args, calls=calls, topk=topk, **named: calls.append(1) or topk(*args, **named))
+        draw(torch.randn(rows, 900), [Sampling(1, temperature=1.0, top_k=5 + row, top_p=0.9, seed=row) for row in range(rows)], [0] * rows)
+        counts.append(len(calls))
+        monkeypatch.setattr(torch, "topk", topk)
+    assert counts[0] == counts[1]
