@@ -96,11 +96,13 @@ class ModelCell:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where models are measured. `alone`: what stands for one GPU, `own` engine, `ring` of one rank."""
+    """Where models are measured. `alone`: what stands for one GPU, `own` engine, `ring` of one rank; without `graphs` the group's decode
+    steps run eagerly."""
 
     groups: Groups
     device: torch.device
     alone: tuple[str, ...] = ("own", "ring")
+    graphs: bool = True
 
 
 def model_cell(cell: ModelCell, model: TransformersModel, rules: Rules, bench: Bench, fits_one: bool) -> dict[str, Any] | None:
@@ -115,13 +117,16 @@ def model_cell(cell: ModelCell, model: TransformersModel, rules: Rules, bench: B
     ranks = groups.data.size
     each = -(-cell.rank_tokens * 5 // (ranks * 4 * 16)) * 16
     if not leads:
-        follow(build_rank(model, each, _config(cell, each, device), groups, rules=rules))
+        rank = build_rank(model, each, _config(cell, each, device), groups, rules=rules)
+        rank.decode = rank.decode if bench.graphs else None
+        follow(rank)
+        del rank
         _free(device)
         return None
     if not fits_one:
         row["refused_by_one_gpu"] = _is_refused(_leader(model, cell, each, single, None), cell)
         _free(device)
-    engine = _leader(model, cell, each, groups, rules)
+    engine = _leader(model, cell, each, groups, rules, bench.graphs)
     row["group"] = _measured(engine, cell, device)
     engine.close()
     row["reasons"] = {f"{way}, {rule}": reason for (way, rule), reason in engine.reasons.items()}
@@ -211,9 +216,12 @@ def _own_engine(model: TransformersModel, cell: ModelCell) -> Engine:
     return PipelinedEngine(build_scheduler(config), TorchExecutor(model, pool, config.page_size, steps=steps), FakeDetokenizer())
 
 
-def _leader(model: TransformersModel, cell: ModelCell, kv_tokens: int, groups: Groups, rules: Rules | None) -> ContextParallelEngine:
+def _leader(
+    model: TransformersModel, cell: ModelCell, kv_tokens: int, groups: Groups, rules: Rules | None, graphs: bool = True
+) -> ContextParallelEngine:
     config = _config(cell, kv_tokens, model.device)
     rank = build_rank(model, kv_tokens, config, groups, rules=rules)
+    rank.decode = rank.decode if graphs else None
     return leader_engine(rank, config, FakeDetokenizer(), (), None)
 
 

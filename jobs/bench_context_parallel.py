@@ -120,6 +120,7 @@ class Options:
     out: Path
     add: bool
     commit: str
+    graphs: bool = True
 
     def asks_for(self, section: str, label: str) -> bool:
         return section in self.sections and (not self.cells or any(word in label for word in self.cells))
@@ -166,7 +167,9 @@ class Measuring:
             self._model = None
             context = max(one.document for one in (*self._programme.models, *self._programme.over_long)) + 1024
             self._model = key, random_model(cell.shape, cell.layers, context, self._device, self._dtype)
-        return model_cell(cell, self._model[1], rules, ModelBench(self._groups, self._device, self._options.alone), fits_one)
+        return model_cell(
+            cell, self._model[1], rules, ModelBench(self._groups, self._device, self._options.alone, self._options.graphs), fits_one
+        )
 
     def _calibrated(self, shape: Shape) -> Rules:
         if shape.name not in self._rules:
@@ -256,13 +259,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--cells", nargs="*", default=[], help="words of the labels of cells to measure, default all")
     parser.add_argument("--alone", nargs="*", choices=("own", "ring"), default=["own", "ring"], help="engines that stand for one GPU")
     parser.add_argument("--add", action="store_true", help="keep the rows of other cells that the file has")
+    parser.add_argument("--no-graphs", action="store_true", help="the group's decode steps run eagerly")
     parser.add_argument("--small", action="store_true", help="tiny shapes on CPU processes: tries the job out")
     parser.add_argument("--commit", default="", help="commit of the measured tree")
     given = parser.parse_args(arguments)
     if not given.small and torch.cuda.device_count() < given.ranks:
         parser.error(f"--ranks {given.ranks}: this host has {torch.cuda.device_count()} GPUs")
     place = MeetingPlace("127.0.0.1")
-    options = Options(given.small, tuple(given.sections), tuple(given.cells), tuple(given.alone), given.out, given.add, given.commit)
+    chosen = tuple(given.sections), tuple(given.cells), tuple(given.alone)
+    options = Options(given.small, *chosen, given.out, given.add, given.commit, not given.no_graphs)
     mp.spawn(run_rank, args=(place.address, given.ranks, options), nprocs=given.ranks)  # type: ignore[attr-defined, no-untyped-call]
 
 
