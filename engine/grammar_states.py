@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 
-MOST_STATES = 1 << 15
+MOST_STATES = 1 << 17
 
 
 class State:

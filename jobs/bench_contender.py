@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from askmany.engine.choice import calibrated_streams
+from askmany.engine.garbage import leave_out_what_is_loaded
 from askmany.engine.model import LoadedModel
 from askmany.jobs.bench_cells import Cell, Drawn, draw
 from askmany.jobs.bench_ours import OursContender, OursSetup, load_ours
@@ -86,6 +87,7 @@ def main(job_file: str) -> None:
     cells = [Cell(**cell) for cell in job["cells"]]
     started_s = perf_counter()
     contender = make(job, cells)
+    leave_out_what_is_loaded()
     _say(start_s=perf_counter() - started_s)
     size = vocabulary(job["shape"]) if job["shape"] else int(job["vocabulary"])
     text = json.loads(Path(job["text"]).read_text()) if job.get("text") else ()

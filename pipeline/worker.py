@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 import pyarrow as pa
 
 from askmany.engine.errors import EngineError
+from askmany.engine.garbage import leave_out_what_is_loaded
 from askmany.engine.request import StreamResult
 from askmany.pipeline.acks import Ack, Notes, take_notes
 from askmany.pipeline.announcing import announcer
@@ -107,6 +108,7 @@ class GroupWorker:
         preparer = job.build_preparer(config)
         self._sets = {preparer.shared_name: tuple(preparer.shared_asks), **job.sets}
         self._loop = EngineLoop(job.build_engine(config), on_answer)
+        leave_out_what_is_loaded()
         self._answerer = Answerer(preparer, self._fetcher, self._loop, self._draining)
         self._watchdog = self._watch()
 
