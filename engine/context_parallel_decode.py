@@ -157,10 +157,10 @@ class RankDecode:
         return feeds + [-1] * (most - len(feeds))
 
     def _runner(self, path: int, step: PagedStep) -> GraphRunner:
-        """The path's graphs; a new one's first bucket is captured at once."""
-        found = self._paths.pop(path, None)
-        if found is None or found.version != self.slots.version:
-            found = _Path(self._new_runner(path), self.slots.version)
+        """The path's graphs; a bucket is captured at once where none serves the step, since no rank could run it otherwise."""
+        before = self._paths.pop(path, None)  # is let go of after the capture: PyTorch refuses a memory pool that no graph uses any more
+        found = before if before and before.version == self.slots.version else _Path(self._new_runner(path), self.slots.version)
+        if not found.runner.ready(step):
             found.runner.warm([step])
         self._paths[path] = found
         for old in list(self._paths)[:-PATHS]:

@@ -120,6 +120,10 @@ class GraphRunner:
         patience = PATIENCE_FIRST if held is None else PATIENCE_CLOSER
         return best if held == best or self._wanted[best] > patience else held
 
+    def ready(self, step: PagedRows) -> bool:
+        """Whether a bucket that is captured serves the step."""
+        return any(bucket.holds(step) and self._fits(bucket, step) for bucket in self._captured)
+
     def warm(self, steps: Iterable[PagedRows]) -> None:
         """Capture the bucket of each of these steps now, largest first, so that the pool grows once."""
         wanted: dict[Bucket, PagedRows] = {}

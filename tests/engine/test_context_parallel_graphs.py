@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -99,6 +100,41 @@ def test_steps_with_temperature_stay_on_the_other_way() -> None:
     plain = poisoned_engine(TransformersModel(tiny_model("qwen3")), CONFIG)
     assert by_key(list(answers(engine, [document]).values())) == by_key(list(answers(plain, [document]).values()))
     assert not capturer.recorders
+
+
+class PooledCapturer:
+    """A `Capturer` whose graphs share a pool that, as PyTorch's, cannot be used again once the last of them is gone."""
+
+    def __init__(self) -> None:
+        self.alive: list[weakref.ref[Callable[[], None]]] = []
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        assert not self.alive or any(graph() is not None for graph in self.alive), "the pool is out of use"
+        work()
+
+        def replay() -> None:
+            work()
+
+        self.alive.append(weakref.ref(replay))
+        return replay
+
+
+def test_a_path_is_asked_by_more_rows_later_and_captured_again_after_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows outgrow the one bucket that is captured; then the slots' places change while this path's graphs are the only ones."""
+    monkeypatch.setattr("askmany.engine.space.store", launch_store)
+    rng = random.Random(5)
+    config = CONFIG.model_copy(update={"max_rows": 8})
+    path, asks = (tokens(rng, 7),), [asked(rng, counts) for counts in ((2,), (2,) * 5, (2,))]
+    capturer = PooledCapturer()
+    engine = lone_engine(capturer, config)
+    plain = poisoned_engine(TransformersModel(tiny_model("qwen3")), config)
+    for turn, questions in enumerate(asks):
+        document = Document(f"d{turn}", path, questions)
+        assert by_key(list(answers(engine, [document]).values())) == by_key(list(answers(plain, [document]).values()))
+        assert len(capturer.alive) == (1, 2, 3)[turn]
+        if turn == 1:
+            engine.group_model.rank.slots.version += 1
+    assert sum(graph() is not None for graph in capturer.alive) == 1
 
 
 @pytest.fixture(scope="module")
