@@ -116,14 +116,15 @@ def balance(documents: int = 400, work_s: float = 120.0, model: Model = "smollm2
 
 @app.command()
 def busy(documents: int = 60, questions: int = 20, model: Model = "smollm2", out: Out = None) -> None:
-    """The share of time that the CPU engine spends in steps after its first group, and what the driver takes of a core meanwhile."""
+    """The share of time that the CPU engine spends in steps, from its first group's start to its last group's commit, and what the driver
+    takes of a core meanwhile."""
     with workspace() as folder:
         config = fake_config(folder, documents, questions, 1, model, backend="auto", shard_documents=max(1, documents // 10), new_tokens=8)
         launched = launch(config)
         check(config, documents * questions)
         groups = acknowledged(config)
-        seconds = groups[-1]["at"] - groups[0]["at"]
-        share = sum(group["usage"].get("busy_s", 0.0) for group in groups[1:]) / seconds
+        seconds = groups[-1]["at"] - min(group["at"] - group["seconds"] for group in groups)
+        share = sum(group["usage"].get("busy_s", 0.0) for group in groups) / seconds
         core = launched.driver_cpu_s / (launched.ended_at - launched.started_at)
     figures = {"documents": documents, "questions": questions, "groups": len(groups), "busy_share": share, "driver_cores": core}
     tell("busy", figures | {"measured_s": seconds}, out)
