@@ -20,7 +20,6 @@ from askmany.engine.kernel_steps import Launched
 from askmany.engine.masks import Masks
 from askmany.engine.prefix_tree import PrefixNode
 from askmany.engine.request import Stream
-from askmany.engine.sampler import Drawn
 from askmany.engine.slots import page_slots_array
 from askmany.engine.step import StepPlan
 
@@ -34,13 +33,10 @@ class GroupLaunched(Launched):
     ranks: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     places: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
-    def wait(self) -> list[Drawn]:
-        """The likeliest token of every row."""
-        if self.done is not None:
-            self.done.synchronize()
+    def _values(self) -> Iterable[tuple[int, float, float]]:
         index = torch.from_numpy(self.ranks), torch.from_numpy(self.places)
-        values = zip(*(figure[index].tolist() for figure in read_results(self.results)), strict=True)
-        return [Drawn(token, logprob, margin) for token, logprob, margin in values]
+        tokens, logprobs, margins = (figure[index].tolist() for figure in read_results(self.results))
+        return zip(tokens, logprobs, margins, strict=True)
 
 
 class GroupSteps:

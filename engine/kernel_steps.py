@@ -38,6 +38,7 @@ class Launched:
     tokens: Tensor | None = None  # [W] int64 on the host, filled when `done`
     figures: Tensor | None = None  # [2, W] fp32: log-probabilities, margins
     done: torch.cuda.Event | None = None
+    _read: list[Drawn] | None = None
 
     @property
     def logits(self) -> Tensor:
@@ -46,13 +47,19 @@ class Launched:
         return self.space.logits[: len(self.streams)]
 
     def wait(self) -> list[Drawn]:
-        """The likeliest token of every row, of a held row among those that it may hold."""
+        """The likeliest token of every row, of a held row among those that it may hold; read once, however often it is asked for."""
+        if self._read is None:
+            if self.done is not None:
+                self.done.synchronize()
+            self._read = [Drawn(token, logprob, margin) for token, logprob, margin in self._values()]
+        return self._read
+
+    def _values(self) -> Iterable[tuple[int, float, float]]:
+        """Token, log-probability and margin of every row."""
         assert self.tokens is not None, "nothing was sent home"
         assert self.figures is not None, "nothing was sent home"
-        if self.done is not None:
-            self.done.synchronize()
-        values = zip(self.tokens.tolist(), *self.figures.tolist(), strict=True)
-        return [Drawn(token, logprob, margin) for token, logprob, margin in values]
+        logprobs, margins = self.figures.tolist()
+        return zip(self.tokens.tolist(), logprobs, margins, strict=True)
 
 
 class KernelSteps:

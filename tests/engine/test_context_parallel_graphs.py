@@ -14,6 +14,7 @@ from torch import Tensor
 from askmany.engine.config import EngineConfig
 from askmany.engine.context_parallel import Groups
 from askmany.engine.context_parallel_build import ContextParallelEngine, build_rank, leader_engine
+from askmany.engine.context_parallel_layout import read_results
 from askmany.engine.context_parallel_rows import RowPolicy
 from askmany.engine.fake import FakeDetokenizer
 from askmany.engine.model_transformers import TransformersModel
@@ -79,6 +80,9 @@ def test_recorded_steps_serve_streams_that_grow_end_and_begin(monkeypatch: pytes
     instruction = tokens(rng, 5)
     documents = [Document(f"d{i}", (instruction, tokens(rng, 20 + 9 * i)), asked(rng, (4, 2, 3, 2, 2))) for i in range(2)]
     capturer = RecordingCapturer()
+    reads: list[Tensor] = []
+    count = reads.append
+    monkeypatch.setattr("askmany.engine.context_parallel_launch.read_results", lambda results: count(results) or read_results(results))
     engine = lone_engine(capturer, CONFIG)
     plain = poisoned_engine(TransformersModel(tiny_model("qwen3")), CONFIG)
     for document in documents:
@@ -90,6 +94,7 @@ def test_recorded_steps_serve_streams_that_grow_end_and_begin(monkeypatch: pytes
     assert all(recorder.kernels > 5 for recorder in capturer.recorders)
     tally = engine.group_model.rank.tally
     assert tally.sections["gather_q", "captured"] >= 4
+    assert len(reads) == tally.sections["gather_q", "captured"], "steps beside it that feed on its tokens read them once"
 
 
 def test_steps_with_temperature_stay_on_the_other_way() -> None:
