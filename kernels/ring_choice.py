@@ -15,7 +15,7 @@ from typing import Literal
 from askmany.kernels.ring_fit import Fit
 
 Way = Literal["pass_kv", "pass_q", "gather_kv", "gather_q", "local"]  # local: nothing needs to travel
-MOST_GATHERED_BYTES = 1 << 30  # of a message that is gathered because it is faster: every rank then holds that of all
+MOST_GATHERED_BYTES = 1 << 30  # of what is gathered because it is faster, the messages of all ranks together: every rank then holds them
 FITTED: tuple[Way, ...] = ("pass_kv", "gather_kv", "pass_q", "gather_q")
 GATHER_BYTES = 256 << 10  # an all-gather of so much a rank costs 11 us in a graph over NVLink, as much as an empty one (measured)
 
@@ -73,10 +73,10 @@ class Rules:
         return Choice(way, rule, f"{reason}; message {size} bytes {'<=' if gathers else '>'} {self.gather_bytes}")
 
     def _fastest(self, fit: Fit, new: int, cached: int) -> Choice:
-        """The way that the fit expects to take least time, of those whose message is not too large."""
+        """The way that the fit expects to take least time, of those that do not make a rank hold too much."""
         times = fit.seconds(new, cached)
         sizes = {"gather_kv": self._kv_bytes(new + cached), "gather_q": self._q_bytes(new)}
-        allowed: list[Way] = [way for way in FITTED if way in times and sizes.get(way, 0) <= MOST_GATHERED_BYTES]
+        allowed: list[Way] = [way for way in FITTED if way in times and self.ranks * sizes.get(way, 0) <= MOST_GATHERED_BYTES]
         way = min(allowed, key=lambda way: times[way])
         expected = ", ".join(f"{name} {1e3 * times[name]:.3g} ms" for name in allowed)
         return Choice(way, "fit", f"T = {new}, C = {cached}: by the start-up fit {expected}")

@@ -102,12 +102,14 @@ def test_a_fit_passes_through_what_was_measured_and_the_fastest_way_is_chosen() 
         fit_ways([cell for cell in measured if cell[1] == 0])  # T = T + C in all of them: no plane
 
 
-def test_what_is_too_large_is_not_gathered() -> None:
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_what_is_too_large_is_not_gathered(ranks: int) -> None:
+    """By what every rank would hold, however many share it."""
     cheap = {"pass_kv": 2.0, "gather_kv": 1.0, "pass_q": 3.0, "gather_q": 4.0}
     fit = fit_ways([(new, cached, cheap) for new, cached in ((1, 0), (10, 0), (10, 100))])
-    rules = Rules(CODELLAMA, 2, LINK, fit)
+    rules = Rules(CODELLAMA, ranks, LINK, fit)
     per_token = 2 * CODELLAMA.kv_heads * CODELLAMA.head_dim * CODELLAMA.element_bytes
-    most = 2 * MOST_GATHERED_BYTES // per_token
+    most = MOST_GATHERED_BYTES // per_token
     assert rules.choose(10, most - 10).way == "gather_kv"
     assert rules.choose(10, most).way == "pass_kv"
 
