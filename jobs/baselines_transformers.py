@@ -62,9 +62,13 @@ class PlainBaseline:
 
     @cached_property
     def _decoder(self) -> Any:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
         maker: Any = AutoModelForCausalLM
-        return maker.from_pretrained(self.model.folder, dtype=torch.float32 if device == "cpu" else "auto").to(device).eval()
+        dtype = torch.float32 if self._device == "cpu" else "auto"
+        return maker.from_pretrained(self.model.folder, dtype=dtype).to(self._device).eval()
+
+    @property
+    def _device(self) -> str:
+        return "cuda" if torch.cuda.is_available() else "cpu"
 
     @torch.inference_mode()
     def _answer(self, decoder: Any, prompt: Sequence[int]) -> str:
@@ -89,7 +93,7 @@ class PlainBaseline:
 
     def _name(self, row: Row) -> str:
         prompts = [self.prompts.reference_ids(row["text"], question["question"]) for question in row["questions"]]
-        what = [self.model.revision, self.max_new_tokens, self.stop, row["doc_id"], row["questions"], prompts]
+        what = [self.model.revision, self._device, self.max_new_tokens, self.stop, row["doc_id"], row["questions"], prompts]
         return f"{hashlib.sha256(json.dumps(what, default=str).encode()).hexdigest()}.json"
 
 
