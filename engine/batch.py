@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from askmany.engine.labels import LabelTrie
+from askmany.engine.label_pages import LabelPages
 from askmany.engine.request import Stream
 from askmany.engine.step import MaskedRun, PrefixChunk, StepPlan, StreamRun
 from askmany.kernels.layout import MaskedBatch, MaskedItem, PrivateItem, SharedItem, SplitBatch
@@ -85,9 +85,10 @@ class _Rows:
         self.sampled_streams.append(stream)
 
     def score(self, row: int, stream: Stream, index: int) -> None:
-        """Row `row` fed private token `index` of a stream with labels; earlier tail tokens ask for nothing."""
+        """Row `row` fed private token `index` of a stream with labels; most tail tokens ask for nothing."""
+        assert stream.question.labels is not None
         trie_row = index - len(stream.question.token_ids) + 1
-        if trie_row >= 0:
+        if trie_row >= 0 and stream.question.labels.asked[trie_row]:
             self.scored_rows.append(row)
             self.scored.append(ScoredRow(stream, trie_row))
 
@@ -145,27 +146,26 @@ class _SplitBuilder(_Builder):
 
     def add_run(self, run: StreamRun) -> None:
         stream, start = run.stream, len(self.rows)
-        slots = page_slots(stream.pages, run.stop, self.page_size)
         prefix_tokens = stream.document.document.prefix_tokens
         self.rows.token_ids += [stream.private_token(i) for i in range(run.start, run.stop)]
         self.rows.positions += [prefix_tokens + stream.private_depth(i) for i in range(run.start, run.stop)]
-        self.rows.store_slots.append(slots[run.start :])
         if stream.question.labels:
-            self._add_label_run(run, start, slots, stream.question.labels)
+            self._add_label_run(run, start, stream.question.label_pages(self.page_size))
             return
+        slots = page_slots(stream.pages, run.stop, self.page_size)
+        self.rows.store_slots.append(slots[run.start :])
         self._add_item(start, slots, stream.document.path)
         if run.samples:
             self.rows.sample(len(self.rows) - 1, stream)
 
-    def _add_label_run(self, run: StreamRun, start: int, slots: Tensor, labels: LabelTrie) -> None:
-        """The tail as one item; each node of the label tree as one of its own, which sees the tail and the nodes above it alone."""
-        stream, tail = run.stream, len(run.stream.question.token_ids)
-        tail_rows = max(0, min(run.stop, tail) - run.start)
-        if tail_rows:
-            self._private.append(PrivateItem(start, tail_rows, slots[: min(run.stop, tail)]))
-        for index in range(max(run.start, tail), run.stop):
-            branch = torch.tensor(labels.path(index - tail), dtype=torch.int64) + tail
-            self._private.append(PrivateItem(start + index - run.start, 1, torch.cat([slots[:tail], slots[branch]])))
+    def _add_label_run(self, run: StreamRun, start: int, laid: LabelPages) -> None:
+        """Tail and first chain as one item; each further chain as one of its own, which sees the tail and the tree's trunk before it."""
+        stream = run.stream
+        for piece in laid.pieces(run.start, run.stop):
+            own = page_slots(stream.pages[piece.page : piece.last_page], piece.length, self.page_size)
+            above = page_slots(stream.pages, piece.above, self.page_size)
+            self._private.append(PrivateItem(start + piece.start - run.start, piece.stop - piece.start, torch.cat([above, own])))
+            self.rows.store_slots.append(own[piece.start - piece.first :])
         self._add_below(start, stream.document.path)
         for index in range(run.start, run.stop):
             self.rows.score(start + index - run.start, stream, index)

@@ -26,12 +26,18 @@ class ChunkPass:
         if not self._rows:
             return
         if isinstance(step, PagedStep):
-            parts = [([step.nodes[i] for i in run.path], run.pages, run.length, run.rows) for run in step.runs[: step.chunks]]
+            parts = [
+                ([(node.pages, node.length) for node in map(step.nodes.__getitem__, run.path)], run.pages, run.length, run.rows)
+                for run in step.runs[: step.chunks]
+            ]
         else:
-            parts = [(list(r.nodes), r.pages, r.stored + r.rows, r.rows) for r in step.requests[: step.chunks]]
+            parts = [
+                ([(node.pages, len(node.token_ids)) for node in request.nodes], request.pages, request.stored + request.rows, request.rows)
+                for request in step.requests[: step.chunks]
+            ]
         slots = [
             np.concatenate([
-                *(page_slots_array(node.pages, len(node.token_ids), page_size) for node in above),
+                *(page_slots_array(held, count, page_size) for held, count in above),
                 page_slots_array(pages, length, page_size),
             ])
             for above, pages, length, _ in parts

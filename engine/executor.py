@@ -1,8 +1,9 @@
 """The device part of a step: tensors, forward, draw. Implements `step.Executor` with PyTorch.
 
 This is the one place that chooses how a step attends: through the kernels of `steps` where there are any and they cover the plan, else in
-PyTorch's own operations (on a CPU, and for label trees). A step whose tokens are all the likeliest, or the likeliest that grammars allow,
-can be left running (`launch`): the masks follow while the forward pass runs, once the tokens before are known (`Pending.draw`).
+PyTorch's own operations (on a CPU, and below prefixes of many parts). A step whose tokens are all the likeliest, or the likeliest that
+grammars allow, can be left running (`launch`): the masks follow while the forward pass runs, once the tokens before are known
+(`Pending.draw`).
 
 A draw is a function of the stream's seed and its token's index, K and V live in the pool. What must be kept about a stream is kept by its
 id in two owners: the state of its grammar (`constraints`) and the label scores that are not complete (`scoring`).
@@ -139,13 +140,15 @@ class TorchExecutor:
         self._hold(plan, launched)
         try:
             if scored:
-                self._scorer.add(tuple(ScoredRow(streams[place], 0) for place in scored), launched.logits[scored])
+                rows = tuple(ScoredRow(streams[place], launched.label_rows.get(place, 0)) for place in scored)
+                self._scorer.add(rows, launched.logits if len(scored) == len(streams) else launched.logits[scored])
             own = dict(zip(hot, self._draw(tuple(streams[place] for place in hot), launched.logits[hot]), strict=True))
-            drawn = [own.get(place, likeliest) for place, likeliest in enumerate(launched.wait())]
+            likeliest = launched.wait()
         except RuntimeError as error:
             raise self._failure(plan, error) from error
-        booked = self._booked(streams, drawn)
-        return self._checked([self._scores(sample.stream) if sample.stream.question.labels else sample for sample in booked])
+        drawing = [place for place, stream in enumerate(streams) if not stream.question.labels]
+        drawn = [own.get(place, likeliest[place]) for place in drawing]
+        return self._in_order(plan, self._booked(tuple(streams[place] for place in drawing), drawn))
 
     def _passes(self, plan: StepPlan) -> Pending:
         """The step in PyTorch's operations."""
@@ -169,8 +172,12 @@ class TorchExecutor:
             drawn = self._draw(streams, logits[: len(streams)])
         except RuntimeError as error:
             raise self._failure(plan, error) from error
-        booked = iter(self._booked(streams, drawn))
-        return self._checked([self._scores(s) if s.question.labels else next(booked) for s in plan.sampling_streams])
+        return self._in_order(plan, self._booked(streams, drawn))
+
+    def _in_order(self, plan: StepPlan, booked: list[Sampled]) -> list[Sampled]:
+        """What was drawn, and the scores of the label trees that the step completed, in plan order."""
+        tokens = iter(booked)
+        return self._checked([self._scores(s) if s.question.labels else next(tokens) for s in plan.sampling_streams])
 
     def _checked(self, sampled: list[Sampled]) -> list[Sampled]:
         for sample in sampled:

@@ -149,7 +149,7 @@ class FakeExecutor:
         if run.start != stream.stored or not run.start < run.stop <= fed or run.samples != (run.stop >= tail):
             raise PlanError(f"run [{run.start}, {run.stop}) of a stream with {stream.stored} of {fed} tokens stored")
         for index in range(run.start, run.stop):
-            self._write(stream, index, stream.private_token(index), -1)
+            self._write(stream, self._place(stream, index), stream.private_token(index), -1)
 
     def _feed_masked(self, run: MaskedRun) -> None:
         request = run.request
@@ -172,6 +172,13 @@ class FakeExecutor:
             raise PlanError("a document's path is not its prefix")
         if not all(node.complete and self._stored(node) == len(node.token_ids) for node in path):
             raise PlanError("a stream ran before its prefix was complete")
+
+    def _place(self, stream: Stream, index: int) -> int:
+        """Where in its pages a stream's private token belongs."""
+        if stream.question.labels is None:
+            return index
+        (piece,) = stream.question.label_pages(self._page_size).pieces(index, index + 1)
+        return piece.page * self._page_size + index - piece.first
 
     def _write(self, owner: Owner, index: int, token_id: int, sid: int) -> None:
         number = owner.pages[index // self._page_size]

@@ -40,16 +40,16 @@ def _check_fit(document: Document, pool: PagePool) -> None:
     refused: dict[str, str] = {}
     too_large = 0
     for question in document.questions:
-        budget = question.budget_tokens
+        own_pages = pool.pages_for(question.budget_slots(pool.page_size))
         if not question.token_ids:
             refused[question.question_id] = "it has no tokens"
         elif question.sampling.max_new_tokens < 1:
             refused[question.question_id] = f"max_new_tokens is {question.sampling.max_new_tokens}, it must be at least 1"
-        elif path_pages + pool.pages_for(budget) > pool.page_count:
+        elif path_pages + own_pages > pool.page_count:
             too_large += 1
             refused[question.question_id] = (
-                f"prefix {document.prefix_tokens} tokens ({path_pages} pages) + question and answer {budget} tokens "
-                f"({pool.pages_for(budget)} pages) > KV pool {pool.page_count} pages of {pool.page_size} tokens"
+                f"prefix {document.prefix_tokens} tokens ({path_pages} pages) + question and answer {question.budget_tokens} tokens "
+                f"({own_pages} pages) > KV pool {pool.page_count} pages of {pool.page_size} tokens"
             )
     if not refused:
         return

@@ -8,7 +8,7 @@ their `StepSpace`s are made of.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -31,10 +31,12 @@ from askmany.engine.step import StepPlan
 
 @dataclass(slots=True)
 class Launched:
-    """A step under way: W rows asked for logits, on behalf of `streams`. The others are there from `KernelSteps.bring_home` on."""
+    """A step under way: W rows asked for logits, on behalf of `streams`, `label_rows` as in `PagedRows`. What is on the host is there from
+    `KernelSteps.bring_home` on."""
 
     streams: tuple[Stream, ...]
     space: StepSpace
+    label_rows: dict[int, int] = field(default_factory=dict)
     tokens: Tensor | None = None  # [W] int64 on the host, filled when `done`
     figures: Tensor | None = None  # [2, W] fp32: log-probabilities, margins
     done: torch.cuda.Event | None = None
@@ -112,7 +114,7 @@ class KernelSteps:
         with self.clock.step():
             work()
         self._places = {stream.stream_id: place for place, stream in enumerate(step.streams)}
-        self._last = Launched(tuple(step.streams), space)
+        self._last = Launched(tuple(step.streams), space, step.label_rows)
         return self._last
 
     @property

@@ -1,8 +1,10 @@
 """Label distributions: how likely each of a question's labels is, from one forward pass.
 
 A label is a sequence of tokens; its probability is the product of each token's probability after the tokens before it. The sequences form a
-trie, so that a beginning shared by several labels is fed once. Host integers and floats alone; whoever runs the model feeds `feed` after
-the question and gives back one log-probability for each of `asks`.
+tree that is fed as chains: what all chains begin with is fed once, before the first of them, and each other chain goes on from there. A
+token on which chains part further down is fed in each of them (one row more, but every chain is a causal run that kernels can follow), and
+asked once. Host integers and floats alone; whoever runs the model feeds `feed` after the question and gives back one log-probability for
+each of `asks`.
 
 Where one label's tokens begin another's ("yes", "yes, in part") the shorter one would count the longer one's probability as its own; then
 the end-of-answer token is scored as part of every label, and the result says so.
@@ -13,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from typing import Literal
 
 Normalise = Literal["none", "length"]
@@ -21,29 +24,32 @@ TIE_NATS = 1e-9  # labels this close in log-probability cannot be told apart
 
 @dataclass(frozen=True, slots=True)
 class LabelTrie:
-    """Labels as one tree of tokens. Row 0 is the question's last token; row i > 0 is `feed[i - 1]`, the token of an inner node.
+    """Labels as one tree of tokens. Row 0 is the question's last token; row i > 0 is `feed[i - 1]`, any token of a label but its last.
 
-    `parents[i]` is the row that node i + 1 follows and `depths[i]` how many label tokens stand before it. `asks` lists (row, token): the
-    log-probabilities needed, each once. `token_ids[j]` are label j's tokens, without an end token; `label_asks[j]` the indices into
-    `asks` whose sum is its log-probability.
+    Chain k is `feed[starts[k] : starts[k + 1]]`, the last of `starts` being their end (one empty chain, where nothing is fed); the first
+    `trunk` tokens of chain 0 come before every other chain, too. `longest` is the length of the longest chain but the first, 0 if it is the
+    only one. `depths[i]` is how many label tokens stand before `feed[i]`. `asks` lists (row, token): the log-probabilities needed, each
+    once; `asked[row]` are the tokens asked of a row. `token_ids[j]` are label j's tokens, without an end token; `label_asks[j]` the indices
+    into `asks` whose sum is its log-probability.
     """
 
     labels: tuple[str, ...]
     token_ids: tuple[tuple[int, ...], ...]
     feed: tuple[int, ...]
-    parents: tuple[int, ...]
+    starts: tuple[int, ...]
+    trunk: int
+    longest: int
     depths: tuple[int, ...]
     asks: tuple[tuple[int, int], ...]
+    asked: tuple[tuple[int, ...], ...]
     label_asks: tuple[tuple[int, ...], ...]
     end_scored: bool
     normalise: Normalise
 
     def path(self, node: int) -> tuple[int, ...]:
         """The feed indices from the first token of a label down to feed index `node`, which is the last of them."""
-        found = [node]
-        while self.parents[found[-1]] > 0:
-            found.append(self.parents[found[-1]] - 1)
-        return tuple(reversed(found))
+        start = max(start for start in self.starts[:-1] if start <= node)
+        return (*range(self.trunk if start else 0), *range(start, node + 1))
 
 
 def label_trie(
@@ -67,24 +73,44 @@ def label_trie(
 def _build(
     labels: tuple[str, ...], token_ids: tuple[tuple[int, ...], ...], paths: list[tuple[int, ...]], end_scored: bool, normalise: Normalise
 ) -> LabelTrie:
+    chains = _chains(paths)
+    trunk = _common(chains)
     rows: dict[tuple[int, ...], int] = {(): 0}
     feed: list[int] = []
-    parents: list[int] = []
+    starts: list[int] = []
     depths: list[int] = []
+    for chain in chains or [()]:
+        starts.append(len(feed))
+        for depth in range(trunk if feed else 0, len(chain)):
+            feed.append(chain[depth])
+            depths.append(depth)
+            rows.setdefault(chain[: depth + 1], len(feed))
+    starts.append(len(feed))
+    longest = max((end - start for start, end in pairwise(starts[1:])), default=0)
     asks: dict[tuple[int, int], int] = {}
-    label_asks = []
-    for path in paths:
-        own = []
-        for depth, token in enumerate(path):
-            row = rows[path[:depth]]
-            own.append(asks.setdefault((row, token), len(asks)))
-            if depth + 1 < len(path) and path[: depth + 1] not in rows:
-                feed.append(token)
-                parents.append(row)
-                depths.append(depth)
-                rows[path[: depth + 1]] = len(feed)
-        label_asks.append(tuple(own))
-    return LabelTrie(labels, token_ids, tuple(feed), tuple(parents), tuple(depths), tuple(asks), tuple(label_asks), end_scored, normalise)
+    label_asks = [
+        tuple(asks.setdefault((rows[path[:depth]], token), len(asks)) for depth, token in enumerate(path)) for path in paths
+    ]  # fmt: skip
+    asked: list[list[int]] = [[] for _ in range(len(feed) + 1)]
+    for row, token in asks:
+        asked[row].append(token)
+    return LabelTrie(
+        labels, token_ids, tuple(feed), tuple(starts), trunk, longest, tuple(depths), tuple(asks), tuple(map(tuple, asked)),
+        tuple(label_asks), end_scored, normalise,
+    )  # fmt: skip
+
+
+def _chains(paths: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """What is fed of each label, all but its last token; beginnings of others and repetitions are left out."""
+    inner = list(dict.fromkeys(path[:-1] for path in paths if len(path) > 1))
+    begun = {path[:depth] for path in inner for depth in range(1, len(path))}
+    return [path for path in inner if path not in begun]
+
+
+def _common(chains: list[tuple[int, ...]]) -> int:
+    """How many tokens all chains begin with."""
+    common = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*chains, strict=False))
+    return sum(1 for _ in common)
 
 
 @dataclass(frozen=True, slots=True)

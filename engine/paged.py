@@ -30,10 +30,19 @@ class PagedRun:
 
 
 @dataclass(slots=True)
+class PagedNode:
+    """`length` tokens in `pages` that runs see whole: a prefix node, or a tail that the chains of its labels follow."""
+
+    length: int
+    pages: list[int]
+
+
+@dataclass(slots=True)
 class PagedRows:
     """The rows of a step, whatever its layout.
 
-    Row `wanted[i]` asks for logits on behalf of `streams[i]`: for a token, or, where the stream has labels, for its label scores.
+    Row `wanted[i]` asks for logits on behalf of `streams[i]`: for a token, or, where the stream has labels, for log-probabilities of label
+    tokens, as row `label_rows[i]` of the label tree (0 where that is missing).
     """
 
     token_ids: list[int] = field(default_factory=list)  # T, or PENDING
@@ -41,6 +50,7 @@ class PagedRows:
     slots: list[int] = field(default_factory=list)  # T, where each row's K and V go
     wanted: list[int] = field(default_factory=list)  # W, ascending
     streams: list[Stream] = field(default_factory=list)  # W
+    label_rows: dict[int, int] = field(default_factory=dict)
     chunk_rows: int = 0  # the first rows, which belong to prefix chunks
 
     @property
@@ -57,7 +67,7 @@ class PagedRows:
 class PagedStep(PagedRows):
     """A step of the split layout. The first `chunks` runs are prefix chunks, every other run belongs to a stream."""
 
-    nodes: list[PrefixNode] = field(default_factory=list)
+    nodes: list[PagedNode] = field(default_factory=list)
     runs: list[PagedRun] = field(default_factory=list)
     chunks: int = 0
 
@@ -91,11 +101,14 @@ class MaskedStep(PagedRows):
 
 
 def can_page(plan: StepPlan) -> bool:
-    """Whether the kernels serve this plan: no tree of labels (its branches hide from each other), no path deeper than LEVELS."""
-    if any(run.stream.question.labels is not None and run.stream.question.labels.feed for run in plan.runs):
-        return False
-    deepest = max((len(run.stream.document.path) for run in plan.runs), default=0)
+    """Whether the kernels serve this plan: no path deeper than LEVELS, the tail being one more for chains of labels that follow it."""
+    deepest = max((len(run.stream.document.path) + _has_chains(run.stream) for run in plan.runs), default=0)
     return max([deepest, *(len(chunk.node.ancestors) for chunk in plan.chunks)]) <= LEVELS
+
+
+def _has_chains(stream: Stream) -> bool:
+    labels = stream.question.labels
+    return labels is not None and labels.longest > 0
 
 
 def paged_step(plan: StepPlan, page_size: int) -> PagedStep:
@@ -112,7 +125,10 @@ def paged_step(plan: StepPlan, page_size: int) -> PagedStep:
         found = known.get(id(document))
         if found is None:
             found = known[id(document)] = document.document.prefix_tokens, _path(step, document.path, index)
-        _add_run(step, row, run, *found, page_size)
+        if run.stream.question.labels is None:
+            _add_run(step, row, run, *found, page_size)
+        else:
+            _add_label_run(step, row, run, *found, page_size)
         row += run.stop - run.start
     return step
 
@@ -173,11 +189,35 @@ def _add_run(step: PagedStep, row: int, run: StreamRun, base: int, path: tuple[i
         step.streams.append(stream)
 
 
+def _add_label_run(step: PagedStep, row: int, run: StreamRun, base: int, path: tuple[int, ...], page_size: int) -> None:
+    """Tail and first chain as one run; each further chain as one of its own, below the tail and the tree's trunk."""
+    stream, start, labels = run.stream, run.start, run.stream.question.labels
+    assert labels is not None
+    laid = stream.question.label_pages(page_size)
+    below: tuple[int, ...] | None = None
+    for piece in laid.pieces(start, run.stop):
+        pages = stream.pages[piece.page : piece.last_page]
+        if piece.above and below is None:
+            below = (*path, len(step.nodes))
+            step.nodes.append(PagedNode(piece.above, stream.pages))
+        above = below if piece.above else path
+        assert above is not None
+        step.runs.append(PagedRun(row + piece.start - start, piece.stop - piece.start, piece.length, pages, above))
+        step.slots += slots_between(pages, piece.start - piece.first, piece.length, page_size)
+    step.token_ids += [stream.private_token(i) for i in range(start, run.stop)]
+    step.positions += [base + stream.private_depth(i) for i in range(start, run.stop)]
+    for index in range(max(start, laid.tail - 1), run.stop):
+        if labels.asked[index - laid.tail + 1]:
+            step.label_rows[len(step.wanted)] = index - laid.tail + 1
+            step.wanted.append(row + index - start)
+            step.streams.append(stream)
+
+
 def _path(step: PagedStep, nodes: list[PrefixNode] | tuple[PrefixNode, ...], index: dict[int, int]) -> tuple[int, ...]:
     for node in nodes:
         if id(node) not in index:
             index[id(node)] = len(step.nodes)
-            step.nodes.append(node)
+            step.nodes.append(PagedNode(len(node.token_ids), node.pages))
     return tuple(index[id(node)] for node in nodes)
 
 

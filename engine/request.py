@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
+from askmany.engine.label_pages import LabelPages
 from askmany.engine.labels import LabelScores, LabelTrie
 
 if TYPE_CHECKING:
@@ -53,8 +54,17 @@ class Question:
 
     @property
     def budget_tokens(self) -> int:
-        """Private slots the question's stream may ever need; its last answer token is never stored."""
+        """Private tokens that the question's stream may ever store; its last answer token is never stored."""
         return self.feed_tokens + (0 if self.labels else self.sampling.max_new_tokens - 1)
+
+    def budget_slots(self, page_size: int) -> int:
+        """Private slots that they take: as many, or whole pages where labels take pages of their own (`label_pages`)."""
+        return self.label_pages(page_size).pages * page_size if self.labels and self.labels.longest else self.budget_tokens
+
+    def label_pages(self, page_size: int) -> LabelPages:
+        """How a question with labels lies in pages."""
+        assert self.labels is not None
+        return LabelPages(len(self.token_ids), self.labels, page_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +97,9 @@ class Phase(Enum):
 class Stream:
     """One question's continuation over a document: its tail, then its answer or the tree of its labels.
 
-    Private tokens are tail + answer (or label tree), numbered from 0; the first `stored` of them have their KV in `pages`. Private token i
-    stands at position `document.prefix_tokens + private_depth(i)`. `stream_id` is unique in the life of an engine.
+    Private tokens are tail + answer (or label tree), numbered from 0; the first `stored` of them have their KV in `pages`, one after the
+    other but for trees (`label_pages`). Private token i stands at position `document.prefix_tokens + private_depth(i)`. `stream_id` is
+    unique in the life of an engine.
     """
 
     stream_id: int
@@ -104,7 +115,7 @@ class Stream:
 
     @property
     def budget_tokens(self) -> int:
-        """Private slots the stream may ever need."""
+        """Private tokens the stream may ever store."""
         return self.question.budget_tokens
 
     def private_token(self, index: int) -> int:

@@ -84,7 +84,7 @@ class SplitScheduler(StepBooking):
         """Everything can be asked."""
 
     def _claims(self, state: DocumentState) -> list[Claim]:
-        return [Claim(state, (stream,), stream.budget_tokens) for stream in state.streams]
+        return [Claim(state, (stream,), stream.question.budget_slots(self.pool.page_size)) for stream in state.streams]
 
     def _next_step(self) -> StepPlan:
         self._start()
@@ -116,28 +116,45 @@ class SplitScheduler(StepBooking):
 
     def _plan_mixed(self, decoding: list[Stream], tails: list[Stream]) -> StepPlan:
         runs = [_decode_run(stream) for stream in decoding]
-        budget = self.limits.step_tokens - len(runs)
+        budget, places = self.limits.step_tokens - len(runs), self._places - len(runs)
         for stream in tails:
-            size = min(budget, stream.question.feed_tokens - stream.stored)
+            size, taken = self._piece(stream, budget, places)
             if not size:
                 break
             runs.append(_tail_run(stream, size))
             budget -= size
+            places -= taken
         return StepPlan(plan_chunks(self._admission.resident, budget, self.limits), tuple(runs))
 
     def _plan_one_kind(self, decoding: list[Stream], tails: list[Stream]) -> StepPlan:
-        budget = self.limits.step_tokens
+        budget, places = self.limits.step_tokens, self._places
         runs: list[StreamRun] = []
         for stream in tails:
-            size = min(self.limits.tail_piece, stream.question.feed_tokens - stream.stored)
-            if size > budget:
+            size, taken = self._piece(stream, self.limits.tail_piece, self._places)
+            if size > budget or taken > places:
                 break
             runs.append(_tail_run(stream, size))
             budget -= size
+            places -= taken
         if runs:
             return StepPlan((), tuple(runs))
         chunks = plan_chunks(self._admission.resident, budget, self.limits)
         return StepPlan(chunks) if chunks else StepPlan((), tuple(_decode_run(stream) for stream in decoding))
+
+    @property
+    def _places(self) -> int:
+        """Of a step: what a device makes room for, a row that asks or a run of rows each. Chains below a tail take two."""
+        return max(2, self.limits.max_rows)
+
+    def _piece(self, stream: Stream, tokens: int, places: int) -> tuple[int, int]:
+        """How many tokens of a tail to feed, and the places they take."""
+        question, start = stream.question, stream.stored
+        stop = min(start + tokens, question.feed_tokens)
+        if question.labels is None:
+            return (stop - start, 1) if places else (0, 0)
+        laid = question.label_pages(self.pool.page_size)
+        stop = laid.fitting(start, stop, places)
+        return stop - start, laid.places(start, stop)
 
 
 def _decode_run(stream: Stream) -> StreamRun:

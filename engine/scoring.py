@@ -12,6 +12,7 @@ from torch import Tensor
 
 from askmany.engine.batch import ScoredRow
 from askmany.engine.request import Stream
+from askmany.kernels.passes import sent
 
 ROWS = 64  # rows whose distribution is computed at once, in double precision
 
@@ -24,8 +25,19 @@ class LabelScorer:
 
     def add(self, scored: Sequence[ScoredRow], logits: Tensor) -> None:
         """Take the logits [M, V] of these rows."""
-        for start in range(0, len(scored), ROWS):
-            self._add(scored[start : start + ROWS], logits[start : start + ROWS].double())
+        places: list[int] = []
+        tokens: list[int] = []
+        asks: list[tuple[int, tuple[int, int]]] = []
+        for place, item in enumerate(scored):
+            assert item.stream.question.labels is not None
+            for token in item.stream.question.labels.asked[item.row]:
+                places.append(place)
+                tokens.append(token)
+                asks.append((item.stream.stream_id, (item.row, token)))
+        rows, columns = sent(torch.tensor([places, tokens]), logits.device)
+        totals = torch.cat([torch.logsumexp(part.double(), dim=-1) for part in logits[: len(scored)].split(ROWS)])  # [M]
+        for (stream_id, ask), value in zip(asks, (logits[rows, columns].double() - totals[rows]).tolist(), strict=True):
+            self._found.setdefault(stream_id, {})[ask] = value
 
     def take(self, stream: Stream) -> tuple[float, ...]:
         """One log-probability for each of the tree's asks; KeyError while a row is missing."""
@@ -37,18 +49,3 @@ class LabelScorer:
         """Forget these streams."""
         for stream in streams:
             self._found.pop(stream.stream_id, None)
-
-    def _add(self, scored: Sequence[ScoredRow], logits: Tensor) -> None:
-        places: list[int] = []
-        asks: list[tuple[int, tuple[int, int]]] = []
-        for place, item in enumerate(scored):
-            assert item.stream.question.labels is not None
-            for ask in item.stream.question.labels.asks:
-                if ask[0] == item.row:
-                    places.append(place)
-                    asks.append((item.stream.stream_id, ask))
-        totals = torch.logsumexp(logits, dim=-1)  # [M]
-        tokens = torch.tensor([token for _, (_, token) in asks], device=logits.device)
-        rows = torch.tensor(places, device=logits.device)
-        for (stream_id, ask), value in zip(asks, (logits[rows, tokens] - totals[rows]).tolist(), strict=True):
-            self._found.setdefault(stream_id, {})[ask] = value

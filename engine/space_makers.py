@@ -165,7 +165,7 @@ class SplitMaker:
         return eager_size(self._setting.limits, self._nodes, self._pages())
 
     def _pages(self) -> int:
-        return self._setting.pool.slots // self._setting.page_size
+        return 2 * (self._setting.pool.slots // self._setting.page_size)
 
 
 class MaskedMaker:

@@ -38,7 +38,8 @@ class SplitSize:
         return max(1, self.rows // self.runs)
 
     def holds(self, step: PagedStep) -> bool:
-        """Page lists aside: every page has one holder, so `pages` of a whole pool hold any step."""
+        """Page lists aside: a page is listed once by its holder, and once more where chains of labels follow a tail, so that `pages` of
+        two pools hold any step."""
         return step.rows <= self.rows and len(step.runs) <= self.runs and len(step.nodes) <= self.nodes
 
 
@@ -90,13 +91,13 @@ class SplitLayout:
             self._chunk_pass.plan(step, page_size)
         pages: list[int] = []
         starts: list[int] = []
-        for held, length in [(node.pages, len(node.token_ids)) for node in step.nodes] + [(run.pages, run.length) for run in runs]:
+        for held, length in [(node.pages, node.length) for node in step.nodes] + [(run.pages, run.length) for run in runs]:
             starts.append(len(pages))
             pages += held[: -(-length // page_size)]
         nodes, count = len(step.nodes), len(runs)
         arrays["page_ids"][: len(pages)] = pages
         arrays["node_page_start"][:nodes] = starts[:nodes]
-        arrays["node_length"][:nodes] = [len(node.token_ids) for node in step.nodes]
+        arrays["node_length"][:nodes] = [node.length for node in step.nodes]
         arrays["node_length"][nodes:] = 0
         arrays["stream_page_start"][:count] = starts[nodes:]
         arrays["stream_length"][:count] = [run.length for run in runs]

@@ -105,6 +105,12 @@ def test_any_trie_gives_the_sums_over_its_labels(data: st.DataObject) -> None:
     assert scores.logprobs == pytest.approx([math.log(p) for p in expected])
     assert sum(scores.probabilities) == pytest.approx(1, abs=1e-9)
     inner = {path[: i + 1] for path in paths for i in range(len(path) - 1)}
-    assert len(trie.feed) == len(inner), "a beginning is fed once, and no label's last token is fed"
-    for node in range(len(trie.feed)):
-        assert trie.depths[node] == len(trie.path(node)) - 1
+    fed = [tuple(trie.feed[i] for i in trie.path(node)) for node in range(len(trie.feed))]
+    assert set(fed) == inner, "no label's last token is fed, and all before are"
+    chains = [path for path in inner if not any(path == other[: len(path)] for other in inner - {path})]
+    assert len(trie.starts) - 1 == max(1, len(chains))
+    assert len(fed) == trie.trunk + sum(len(chain) - trie.trunk for chain in chains), "what chains share from the start is fed once"
+    assert len(set(trie.asks)) == len(trie.asks) == len({(fed[row - 1] if row else (), token) for row, token in trie.asks})
+    assert sorted((row, token) for row, tokens in enumerate(trie.asked) for token in tokens) == sorted(trie.asks)
+    for node, path in enumerate(fed):
+        assert trie.depths[node] == len(path) - 1

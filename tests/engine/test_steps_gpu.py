@@ -21,6 +21,7 @@ from askmany.engine.executor import TorchExecutor
 from askmany.engine.fake import FakeDetokenizer
 from askmany.engine.graphs import CudaCapturer
 from askmany.engine.kv_pool import KVPool
+from askmany.engine.labels import label_trie
 from askmany.engine.model_transformers import TransformersModel
 from askmany.engine.pipelined import PipelinedEngine
 from askmany.engine.request import Document, Question, Sampling, StreamResult
@@ -28,6 +29,7 @@ from askmany.engine.sglang_compat import installed_release
 from askmany.kernels.plan import Chunking
 from askmany.kernels.tiles import AttentionShape
 from askmany.kernels.vendor_prefill import best_prefill
+from tests.engine.test_kernel_steps import refuse_passes
 from tests.helpers.interpreter import INTERPRETED
 from tests.helpers.kernel_engines import kernel_engine
 from tests.helpers.tiny_models import random_model
@@ -111,6 +113,31 @@ def test_fp32_answers_are_those_of_the_passes(layout: str, capture: bool) -> Non
     metrics = engine.metrics
     assert metrics.device_busy_s > 0
     print(f"{layout}: idle {metrics.device_idle_ratio:.1%}, captures {engine.executor.steps.capture_s}")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("capture", [False, True], ids=["eager", "graphs"])
+def test_label_trees_are_scored_as_by_the_passes(capture: bool) -> None:
+    """Trees of one chain and of many, one-token labels and free answers in one step; no step leaves the kernels."""
+    rng = random.Random(4)
+    sets = [((3,), (4,)), ((3, 5), (3, 6)), ((3, 5), (4, 6, 7), (8, 9)), ((3, 5, 6, 7), (3, 5, 8, 9), (3, 6, 9))]
+
+    def labelled(number: int, question: Question) -> Question:
+        ids = rng.choice(sets)
+        trie = label_trie([str(own) for own in ids], ids, None)
+        return question if number % 3 == 2 else replace(question, sampling=Sampling(1), labels=trie)
+
+    asked = [replace(d, questions=tuple(labelled(i, q) for i, q in enumerate(d.questions))) for d in documents(5)]
+    model, config = model_of(torch.float32), config_of("split")
+    wanted = run(poisoned_engine(model, config), asked)
+    engine = pipelined(model, config, capture)
+    refuse_passes(engine.executor)
+    got = run(engine, asked)
+    assert got.keys() == wanted.keys()
+    for key, result in wanted.items():
+        scores = got[key].labels
+        assert (scores is None) == (result.labels is None)
+        if scores is not None and result.labels is not None:
+            assert scores.logprobs == pytest.approx(result.labels.logprobs, abs=1e-2)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

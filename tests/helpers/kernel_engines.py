@@ -48,7 +48,7 @@ def kernel_steps(
 
 
 def kernel_engine(model: Any, config: EngineConfig, capturer: Capturer | None = None, context: int = CONTEXT, **setting: Any) -> Engine:
-    """An engine that attends through the kernels, label trees aside. No token ends an answer."""
+    """An engine that attends through the kernels. No token ends an answer."""
     scheduler = build_scheduler(config)
     pool = KVPool(model.kv_shape, config.kv_pages * config.page_size, model.device, poisoned=True)
     executor = PoisoningExecutor(model, pool, config.page_size, steps=kernel_steps(model, pool, config, capturer, context, **setting))
