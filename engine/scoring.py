@@ -35,7 +35,8 @@ class LabelScorer:
                 tokens.append(token)
                 asks.append((item.stream.stream_id, (item.row, token)))
         rows, columns = sent(torch.tensor([places, tokens]), logits.device)
-        totals = torch.cat([torch.logsumexp(part.double(), dim=-1) for part in logits[: len(scored)].split(ROWS)])  # [M]
+        starts = range(0, len(scored), ROWS)
+        totals = torch.cat([torch.logsumexp(logits[start : start + ROWS].double(), dim=-1) for start in starts])  # [M]
         for (stream_id, ask), value in zip(asks, (logits[rows, columns].double() - totals[rows]).tolist(), strict=True):
             self._found.setdefault(stream_id, {})[ask] = value
 
