@@ -27,7 +27,7 @@ from askmany.engine.masks import Masks
 from askmany.engine.model import StepModel
 from askmany.engine.request import PENDING, Stream
 from askmany.engine.sampler import Drawn, draw
-from askmany.engine.scoring import LabelScorer
+from askmany.engine.scoring import AskedLabels, LabelScorer, ask_labels
 from askmany.engine.step import Sampled, StepPlan
 
 if TYPE_CHECKING:
@@ -83,14 +83,15 @@ class TorchExecutor:
             return self._passes(plan)
         try:
             launched = self.steps.launch(plan)
-            if not all(map(_takes_the_likeliest, launched.streams)):
-                return Pending(partial(self._drawn_on_host, plan, launched), ahead=False)
+            asked = self._asked_labels(launched)
+            if any(map(_is_hot, launched.streams)):
+                return Pending(partial(self._drawn_on_host, plan, launched, asked), ahead=False)
             if any(stream.question.grammar is not None for stream in launched.streams):
-                return Pending(partial(self._collect, plan, launched), ahead=True, draw=partial(self._hold, plan, launched))
+                return Pending(partial(self._collect, plan, launched, asked), ahead=True, draw=partial(self._hold, plan, launched))
             self.steps.bring_home(launched)
         except RuntimeError as error:
             raise self._failure(plan, error) from error
-        return Pending(partial(self._collect, plan, launched), ahead=True)
+        return Pending(partial(self._collect, plan, launched, asked), ahead=True)
 
     def device_times(self) -> tuple[float, float]:
         """Seconds that a GPU was busy, and idle between steps, so far."""
@@ -110,6 +111,15 @@ class TorchExecutor:
         if self._constraints:
             self._constraints.release(streams)
 
+    def _asked_labels(self, launched: Launched) -> AskedLabels | None:
+        """What the step says of labels, on its way to the host: there when the step's tokens are."""
+        places = [place for place, stream in enumerate(launched.streams) if stream.question.labels is not None]
+        if not places or self.steps is None:
+            return None
+        rows = [ScoredRow(launched.streams[place], launched.label_rows.get(place, 0)) for place in places]
+        with self.steps.clock.step():
+            return ask_labels(rows, places, launched.logits).going_home()
+
     @torch.inference_mode()
     def _hold(self, plan: StepPlan, launched: Launched) -> None:
         """Masks for the rows under a grammar; then all tokens on their way to the host."""
@@ -123,32 +133,34 @@ class TorchExecutor:
         except RuntimeError as error:
             raise self._failure(plan, error) from error
 
-    def _collect(self, plan: StepPlan, launched: Launched) -> list[Sampled]:
+    def _collect(self, plan: StepPlan, launched: Launched, asked: AskedLabels | None) -> list[Sampled]:
         try:
             drawn = launched.wait()
         except RuntimeError as error:
             raise self._failure(plan, error) from error
-        return self._checked(self._booked(launched.streams, drawn))
+        return self._home(plan, launched.streams, drawn, asked)
+
+    def _home(self, plan: StepPlan, streams: tuple[Stream, ...], drawn: list[Drawn], asked: AskedLabels | None) -> list[Sampled]:
+        """The tokens of `streams`, and what was asked for labels."""
+        if asked is None:
+            return self._checked(self._booked(streams, drawn))
+        self._scorer.book(asked)
+        drawing = [place for place, stream in enumerate(streams) if not stream.question.labels]
+        return self._in_order(plan, self._booked(tuple(streams[place] for place in drawing), [drawn[place] for place in drawing]))
 
     @torch.inference_mode()
-    def _drawn_on_host(self, plan: StepPlan, launched: Launched) -> list[Sampled]:
-        """A step with temperatures or label scores: its logits are looked at before the next step is launched. Rows that take the likeliest
-        token take it as they would without the others, to the last bit."""
+    def _drawn_on_host(self, plan: StepPlan, launched: Launched, asked: AskedLabels | None) -> list[Sampled]:
+        """A step with temperatures: its logits are looked at before the next step is launched. Rows that take the likeliest token take it
+        as they would without the others, to the last bit."""
         streams = launched.streams
-        hot = [place for place, stream in enumerate(streams) if not (stream.question.labels or _takes_the_likeliest(stream))]
-        scored = [place for place, stream in enumerate(streams) if stream.question.labels]
+        hot = [place for place, stream in enumerate(streams) if _is_hot(stream)]
         self._hold(plan, launched)
         try:
-            if scored:
-                rows = tuple(ScoredRow(streams[place], launched.label_rows.get(place, 0)) for place in scored)
-                self._scorer.add(rows, launched.logits if len(scored) == len(streams) else launched.logits[scored])
             own = dict(zip(hot, self._draw(tuple(streams[place] for place in hot), launched.logits[hot]), strict=True))
-            likeliest = launched.wait()
+            drawn = [own.get(place, likeliest) for place, likeliest in enumerate(launched.wait())]
         except RuntimeError as error:
             raise self._failure(plan, error) from error
-        drawing = [place for place, stream in enumerate(streams) if not stream.question.labels]
-        drawn = [own.get(place, likeliest[place]) for place in drawing]
-        return self._in_order(plan, self._booked(tuple(streams[place] for place in drawing), drawn))
+        return self._home(plan, streams, drawn, asked)
 
     def _passes(self, plan: StepPlan) -> Pending:
         """The step in PyTorch's operations."""
@@ -224,6 +236,6 @@ class TorchExecutor:
         return Sampled(stream, stream.question.labels.token_ids[0][0], math.fsum(logprobs), math.inf, label_logprobs=logprobs)
 
 
-def _takes_the_likeliest(stream: Stream) -> bool:
-    """Of all tokens, or of those that a grammar allows."""
-    return stream.question.sampling.temperature <= 0 and stream.question.labels is None
+def _is_hot(stream: Stream) -> bool:
+    """Whether its token is not the likeliest, of all or of those that a grammar allows."""
+    return stream.question.sampling.temperature > 0 and stream.question.labels is None

@@ -2,7 +2,7 @@
 
 The host's part of a step (planning, stop checks, text, grammars) then lies behind the device's. A stream that turns out to have ended is
 fed once more for nothing; its row is dropped. Where a grammar holds a stream, a step's forward pass runs while the host learns the token
-before and fills the mask. Steps whose tokens the host draws (temperatures, labels) are waited for. Answers are as of `Engine`.
+before and fills the mask. Steps whose tokens the host draws (temperatures) are waited for. Answers are as of `Engine`.
 """
 
 from __future__ import annotations

@@ -62,8 +62,12 @@ def settle_sample(sample: Sampled, reason: FinishReason | None) -> bool:
 
 
 def may_decode(stream: Stream) -> bool:
-    """Whether a next token may be asked for; not so while the last one of the budget is pending."""
-    return stream.phase is Phase.DECODE and len(stream.answer_token_ids) < stream.question.sampling.max_new_tokens
+    """Whether a next token may be asked for; not so while the last one of the budget is pending, nor while labels' scores are."""
+    return (
+        stream.phase is Phase.DECODE
+        and stream.question.labels is None
+        and len(stream.answer_token_ids) < stream.question.sampling.max_new_tokens
+    )
 
 
 def check_stream(stream: Stream) -> None:
