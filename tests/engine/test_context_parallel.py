@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from askmany.engine.config import EngineConfig
-from askmany.engine.context_parallel_rows import RowPolicy
-from askmany.engine.request import Document
+from askmany.engine.context_parallel_rows import RowPolicy, StreamPolicy
+from askmany.engine.labels import label_trie
+from askmany.engine.request import Document, Question, Sampling
 from askmany.kernels.ring_choice import Way
 from tests.helpers.gloo import GlooRanks, gloo_ranks
 from tests.helpers.group_engines import GroupAnswers, GroupCase, answer_turns
@@ -78,6 +79,22 @@ def test_every_way_answers_as_one_process(ranks: GlooRanks, model: str, way: Way
     got = assert_as_alone(ranks, case)
     assert getattr(got.metrics, f"sections_{way}") > 0
     assert got.metrics.prefix_hit_tokens >= 101  # the follow-up found the first turn's prefix where the ranks had left it
+
+
+@pytest.mark.parametrize("streams", ["home", "rotate"])
+def test_label_trees_are_scored_as_by_one_process(ranks: GlooRanks, streams: StreamPolicy) -> None:
+    rng = random.Random(11)
+    trie = label_trie("abcd", [(3, 5), (4, 6, 7), (4, 6, 8), (9,)], None)
+    asked = tuple(Question(f"l{i}", tokens(rng, 3 + i), Sampling(1), labels=trie) for i in range(3))
+    documents = (Document("d", (tokens(rng, 5), tokens(rng, 61)), (*asked, make_question("free", tokens(rng, 4), 3))),)
+    got = group(ranks, GroupCase("llama-gqa", CONFIG, (documents,), "pass_kv", RowPolicy(streams))).results
+    wanted = answers(recording_engine(tiny_model("llama-gqa", 0), CONFIG)[0], documents)
+    assert got.keys() == wanted.keys()
+    for key, result in wanted.items():
+        found = got[key].labels
+        assert (found is None) == (result.labels is None)
+        if found is not None and result.labels is not None:
+            assert found.logprobs == pytest.approx(result.labels.logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize("model", ["qwen3", *(pytest.param(m, marks=pytest.mark.slow) for m in sorted(CONFIGS) if m != "qwen3")])
