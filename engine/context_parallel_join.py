@@ -28,9 +28,12 @@ class MeetingPlace:
 def join(host: str, port: int, rank: int, ranks: int, device: Literal["auto", "cpu", "cuda"] = "auto") -> Groups:
     """Become rank `rank` of `ranks`; returns when all are there. NCCL carries tensors between GPUs, gloo everything else.
 
-    RuntimeError when the others do not come.
+    Beside a GPU this process's PyTorch keeps to one thread: all that is left for the host is short work on index tensors, for which the
+    spinning threads of several ranks on one host would wait for each other. RuntimeError when the others do not come.
     """
     cuda = device != "cpu" and torch.cuda.is_available()
+    if cuda:
+        torch.set_num_threads(1)
     if host in ("127.0.0.1", "localhost"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     timeout = timedelta(seconds=TIMEOUT_S)
