@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from askmany.engine.context_parallel import Groups
+from askmany.engine.host import keep_host_work_in_one_thread
 from askmany.kernels.rank_group import RankGroup
 
 TIMEOUT_S = 1800.0  # of one exchange of tensors: a step over a long document takes its time on a CPU
@@ -28,12 +29,10 @@ class MeetingPlace:
 def join(host: str, port: int, rank: int, ranks: int, device: Literal["auto", "cpu", "cuda"] = "auto") -> Groups:
     """Become rank `rank` of `ranks`; returns when all are there. NCCL carries tensors between GPUs, gloo everything else.
 
-    Beside a GPU this process's PyTorch keeps to one thread: all that is left for the host is short work on index tensors, for which the
-    spinning threads of several ranks on one host would wait for each other. RuntimeError when the others do not come.
+    Beside a GPU this process's PyTorch keeps to one thread (`host`). RuntimeError when the others do not come.
     """
     cuda = device != "cpu" and torch.cuda.is_available()
-    if cuda:
-        torch.set_num_threads(1)
+    keep_host_work_in_one_thread(torch.device("cuda" if cuda else "cpu"))
     if host in ("127.0.0.1", "localhost"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     timeout = timedelta(seconds=TIMEOUT_S)

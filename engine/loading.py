@@ -18,6 +18,7 @@ from askmany.engine.constraints import Constraints
 from askmany.engine.errors import ConfigError
 from askmany.engine.executor import TorchExecutor
 from askmany.engine.grammar import GrammarCompiler
+from askmany.engine.host import keep_host_work_in_one_thread
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.model import LoadedModel
 from askmany.engine.model_sglang import SglangModel
@@ -57,6 +58,7 @@ def load_executor(
     dtype = _dtype(model, config, device)
     memory.check_weights(model.name, _weight_bytes(model, dtype), device, memory.free_bytes(device))
     loaded = load(model, config, device, getattr(torch, dtype), context_tokens)
+    keep_host_work_in_one_thread(device)
     need = memory.PoolNeed(
         model=model.name,
         token_bytes=loaded.kv_shape.token_bytes,

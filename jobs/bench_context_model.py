@@ -68,13 +68,15 @@ QWEN = Shape("Qwen2.5-7B", 28, 4, 128, 3584, 18944, 28, 152064)
 
 @dataclass(frozen=True, slots=True)
 class ModelCell:
-    """A document of `document` tokens, `streams` questions, the first `layers` layers, steps of `chunk` tokens."""
+    """A document of `document` tokens, `streams` questions, the first `layers` layers, steps of `chunk` tokens. `alone`: what stands for
+    one GPU, the engine's `own` way, a `ring` of one rank, or the better of both."""
 
     shape: Shape
     layers: int
     document: int
     streams: int
     chunk: int
+    alone: tuple[str, ...] = ("own", "ring")
 
     @property
     def rank_tokens(self) -> int:
@@ -96,8 +98,7 @@ class ModelCell:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where models are measured. `alone`: what stands for one GPU, `own` engine, `ring` of one rank; without `graphs` the group's decode
-    steps run eagerly."""
+    """Where models are measured. Of a cell's `alone` only what is named here; without `graphs` the group's decode steps run eagerly."""
 
     groups: Groups
     device: torch.device
@@ -134,6 +135,7 @@ def model_cell(cell: ModelCell, model: TransformersModel, rules: Rules, bench: B
     _free(device)
     if fits_one:
         row |= _compared(row["alone"], row["group"], ranks)
+    row["group"].pop("first")
     return row
 
 
@@ -143,20 +145,20 @@ def _compared(one: dict[str, Any], many: dict[str, Any], ranks: int) -> dict[str
         found["decode_speed_up"] = one["decode_ms"] / many["decode_ms"]
         same = [a == b for a, b in zip(one.pop("first"), many["first"], strict=True)]
         found["same_first_tokens"] = sum(same) / len(same)
-    many.pop("first")
     return found
 
 
 def _alone(cell: ModelCell, model: TransformersModel, single: Groups, bench: Bench) -> dict[str, Any]:
     """One GPU: the engine's own figures, with the faster prefill of the two."""
     found: dict[str, Any] = {}
-    if "own" in bench.alone:
+    asked = set(bench.alone) & set(cell.alone)
+    if "own" in asked:
         engine = _own_engine(model, cell)
         found = _measured(engine, cell, bench.device)
         found["own_prefill_s"] = found["prefill_s"]
         del engine
         _free(bench.device)
-    if "ring" in bench.alone:
+    if "ring" in asked:
         engine = _leader(model, cell, cell.rank_tokens, single, None)
         found["ring_prefill_s"] = _measured(engine, cell, bench.device, streams=1)["prefill_s"]
         found["prefill_s"] = min(found["ring_prefill_s"], found.get("own_prefill_s", math.inf))

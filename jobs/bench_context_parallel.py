@@ -62,6 +62,7 @@ class Programme:
 
 
 K = 1024
+STEP = 32 * K  # tokens of a prefill step: cached keys travel once a step, so the longer, the better they hide behind its attention
 FULL = Programme(
     shapes=(CODELLAMA, QWEN),
     prefills=(32 * K, 128 * K),
@@ -71,15 +72,14 @@ FULL = Programme(
     streams=(64, 256),
     private=96,
     models=(
-        *(ModelCell(shape, shape.layers, length, 16, 16 * K) for shape in (CODELLAMA, QWEN) for length in (32 * K, 128 * K)),
-        ModelCell(QWEN, 14, 512 * K, 16, 16 * K),
-        ModelCell(CODELLAMA, 8, 512 * K, 16, 16 * K),
-        ModelCell(CODELLAMA, 32, 128 * K, 64, 16 * K),
-        ModelCell(CODELLAMA, 32, 128 * K, 256, 16 * K),
-        ModelCell(CODELLAMA, 8, 128 * K, 64, 16 * K),
-        ModelCell(CODELLAMA, 8, 128 * K, 256, 16 * K),
+        ModelCell(CODELLAMA, 8, 512 * K, 16, STEP, ("ring",)),
+        ModelCell(QWEN, 14, 512 * K, 16, STEP, ("ring",)),
+        *(ModelCell(CODELLAMA, 32, 128 * K, streams, STEP) for streams in (16, 64, 256)),
+        *(ModelCell(CODELLAMA, 8, 128 * K, streams, STEP) for streams in (64, 256)),
+        ModelCell(CODELLAMA, 32, 32 * K, 16, STEP),
+        *(ModelCell(QWEN, 28, length, 16, STEP) for length in (32 * K, 128 * K)),
     ),
-    over_long=(ModelCell(CODELLAMA, 4, 128 * K, 64, 16 * K),),
+    over_long=(ModelCell(CODELLAMA, 4, 128 * K, 64, STEP),),
     calibration=(
         (64, 0),
         (64, 4 * K),

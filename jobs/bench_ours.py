@@ -21,6 +21,7 @@ from askmany.engine.config import EngineConfig
 from askmany.engine.constraints import Constraints
 from askmany.engine.engine import Engine
 from askmany.engine.executor import TorchExecutor
+from askmany.engine.host import keep_host_work_in_one_thread
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.model import LoadedModel
 from askmany.engine.pipelined import PipelinedEngine
@@ -190,6 +191,7 @@ class OursContender:
 
 def load_ours(folder: Path, device: torch.device, context_tokens: int, random_weights: bool, deterministic: bool = False) -> LoadedModel:
     """The model through SGLang on a GPU, through Transformers on a CPU."""
+    keep_host_work_in_one_thread(device)
     if device.type == "cuda":
         from askmany.engine.model_sglang import SglangModel
 
