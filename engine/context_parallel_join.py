@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from askmany.engine.context_parallel import Groups
-from askmany.engine.host import keep_host_work_in_one_thread
+from askmany.engine.host_threads import keep_host_work_in_one_thread
 from askmany.kernels.rank_group import RankGroup
 
 TIMEOUT_S = 1800.0  # of one exchange of tensors: a step over a long document takes its time on a CPU
@@ -29,7 +29,7 @@ class MeetingPlace:
 def join(host: str, port: int, rank: int, ranks: int, device: Literal["auto", "cpu", "cuda"] = "auto") -> Groups:
     """Become rank `rank` of `ranks`; returns when all are there. NCCL carries tensors between GPUs, gloo everything else.
 
-    Beside a GPU this process's PyTorch keeps to one thread (`host`). RuntimeError when the others do not come.
+    Beside a GPU this process's PyTorch keeps to one thread (`host_threads`). RuntimeError when the others do not come.
     """
     cuda = device != "cpu" and torch.cuda.is_available()
     keep_host_work_in_one_thread(torch.device("cuda" if cuda else "cpu"))

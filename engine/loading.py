@@ -18,7 +18,7 @@ from askmany.engine.constraints import Constraints
 from askmany.engine.errors import ConfigError
 from askmany.engine.executor import TorchExecutor
 from askmany.engine.grammar import GrammarCompiler
-from askmany.engine.host import keep_host_work_in_one_thread
+from askmany.engine.host_threads import keep_host_work_in_one_thread
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.model import LoadedModel
 from askmany.engine.model_sglang import SglangModel

@@ -24,11 +24,11 @@ import torch
 import typer
 
 from askmany.engine.constraints import Constraints
+from askmany.engine.garbage import leave_out_what_is_loaded
 from askmany.engine.grammar import GrammarCompiler
 from askmany.engine.grammar_json import json_grammar
 from askmany.engine.grammar_pieces import either, grammar, literal
 from askmany.engine.grammar_regex import regex as regex_piece
-from askmany.engine.host import leave_out_what_is_loaded
 from askmany.jobs.bench_cells import FIRST_ID, Cell, Drawn, draw
 from askmany.jobs.bench_ours import OursContender, OursSetup, load_ours
 from askmany.jobs.bench_ratios import geometric_mean, interval

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from askmany.engine.choice import calibrated_streams
-from askmany.engine.host import leave_out_what_is_loaded
+from askmany.engine.garbage import leave_out_what_is_loaded
 from askmany.engine.model import LoadedModel
 from askmany.jobs.bench_cells import Cell, Drawn, draw
 from askmany.jobs.bench_ours import OursContender, OursSetup, load_ours

@@ -21,7 +21,7 @@ from askmany.engine.config import EngineConfig
 from askmany.engine.constraints import Constraints
 from askmany.engine.engine import Engine
 from askmany.engine.executor import TorchExecutor
-from askmany.engine.host import keep_host_work_in_one_thread
+from askmany.engine.host_threads import keep_host_work_in_one_thread
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.model import LoadedModel
 from askmany.engine.pipelined import PipelinedEngine

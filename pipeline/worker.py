@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 import pyarrow as pa
 
 from askmany.engine.errors import EngineError
-from askmany.engine.host import leave_out_what_is_loaded
+from askmany.engine.garbage import leave_out_what_is_loaded
 from askmany.engine.request import StreamResult
 from askmany.pipeline.acks import Ack, Notes, take_notes
 from askmany.pipeline.announcing import announcer

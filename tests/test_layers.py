@@ -38,6 +38,7 @@ DEVICE_HALF = {
     "kernel_loading",
     "kernel_steps",
     "held_rows",
+    "host_threads",
     "kv_pool",
     "masks",
     "loading",

@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import gc, weakref
-from askmany.engine.host import leave_out_what_is_loaded
+from askmany.engine.garbage import leave_out_what_is_loaded
 
 class Node:
     pass
@@ -37,7 +37,7 @@ def test_only_what_is_there_is_left_out() -> None:
 
 ONE_THREAD = """
 import torch
-from askmany.engine.host import keep_host_work_in_one_thread
+from askmany.engine.host_threads import keep_host_work_in_one_thread
 
 torch.set_num_threads(3)
 keep_host_work_in_one_thread(torch.device("cpu"))
