@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +31,9 @@ from askmany.engine.tokenizer import TextTokenizer
 from askmany.kernels.block_attention import best_blocks
 from askmany.kernels.ring_choice import Heads, Rules
 from askmany.kernels.tiles import AttentionShape
+
+RANK_STEP_TOKENS = 8192  # of a prefill step, on each GPU
+MOST_STEP_TOKENS = 32_768  # over all ranks: what a step's activations take is set aside on each
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +154,27 @@ def leader_engine(
     return engine
 
 
+def with_group_steps(config: EngineConfig, step_tokens: int | Literal["auto"], ranks: int, cuda: bool) -> EngineConfig:
+    """`config` with prefill steps of `step_tokens` over all ranks. The keys stored so far travel once a step, so the longer the steps, the
+    better the exchange hides behind their attention (measured: `jobs/measurements/context-parallel-log.md`)."""
+    if step_tokens == "auto":
+        step_tokens = min(RANK_STEP_TOKENS * ranks, MOST_STEP_TOKENS) if cuda else config.prefill_chunk
+    return config.model_copy(update={"prefill_chunk": step_tokens, "step_tokens": max(config.step_tokens, step_tokens)})
+
+
 def build_group_engine(
-    model: ResolvedModel, config: EngineConfig, groups: Groups, context_tokens: int | None = None
+    model: ResolvedModel,
+    config: EngineConfig,
+    groups: Groups,
+    context_tokens: int | None = None,
+    step_tokens: int | Literal["auto"] = "auto",
 ) -> ContextParallelEngine | None:
     """Load `model` on this rank. Rank 0 returns the engine; on the others this call is their whole life and returns None at its end.
 
-    Collective over the group. Raises ConfigError in one line.
+    `step_tokens` of a document are fed in one step of the group. Collective over the group. Raises ConfigError in one line.
     """
     refuse_unfit(config)
+    config = with_group_steps(config, step_tokens, groups.data.size, config.device != "cpu" and torch.cuda.is_available())
     loaded, kv_tokens, resolved = loading.load_rank(model, config, context_tokens or model.context_tokens, groups.data.size)
     kv_tokens = -int(groups.control.agree([-kv_tokens])[0])  # what the rank with the least memory has
     rank = build_rank(loaded, kv_tokens, resolved, groups, RowPolicy(hand_over=True))

@@ -109,6 +109,7 @@ class Bench:
 def model_cell(cell: ModelCell, model: TransformersModel, rules: Rules, bench: Bench, fits_one: bool) -> dict[str, Any] | None:
     """Collective; rank 0 gets the row. Without `fits_one` the document is not tried on one GPU, whose pool then refuses it."""
     row: dict[str, Any] = {"model": cell.shape.name, "layers": cell.layers, "document_tokens": cell.document, "streams": cell.streams}
+    row["step_tokens"] = cell.chunk
     groups, device = bench.groups, bench.device
     single = Groups(*(_single() for _ in range(2)))
     leads = groups.data.rank == 0

@@ -100,6 +100,7 @@ workers:
   address: null             # of a Ray cluster; null: RAY_ADDRESS, or a Ray of its own here
   context_ranks: null       # workers that together answer a document too long for one of them; null: none do
   context_above_tokens: auto   # documents of more tokens count as too long; auto: than engine.kv_tokens
+  context_step_tokens: auto    # tokens of such a document in one step; auto: on GPUs 8,192 a worker, at most 32,768 in all
 
 errors:
   max_fraction: 0.0         # a larger share of records with status error makes the exit code 3

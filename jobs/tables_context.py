@@ -44,7 +44,7 @@ def _head(record: Mapping[str, Any]) -> str:
 
 
 def _models(rows: Sequence[Row]) -> str:
-    names = ("model shape", "layers", "tokens", "streams", "prefill s: 1 GPU", "all", "efficiency", "first token s: 1 GPU", "all",
+    names = ("model shape", "layers", "tokens", "a step", "streams", "prefill s: 1 GPU", "all", "efficiency", "first token s: 1 GPU", "all",
              "ms a token: 1 GPU", "all", "speed-up")  # fmt: skip
     table = _table(names, (_model(row) for row in rows))
     return f"Whole models, through the engine; one GPU is this engine with kernels and graphs. {_published()}\n\n{table}"
@@ -52,7 +52,7 @@ def _models(rows: Sequence[Row]) -> str:
 
 def _model(row: Row) -> Iterable[str]:
     one, many = row.get("alone", {}), row["group"]
-    yield from (row["model"], str(row["layers"]), _count(row["document_tokens"]), str(row["streams"]))
+    yield from (row["model"], str(row["layers"]), _count(row["document_tokens"]), _count(row["step_tokens"]), str(row["streams"]))
     yield from (_figure(one.get("prefill_s")), _figure(many["prefill_s"]), _percent(row.get("prefill_efficiency")))
     yield from (_figure(one.get("first_token_s")), _figure(many["first_token_s"]))
     yield from (_figure(one.get("decode_ms")), _figure(many["decode_ms"]), _times(row.get("decode_speed_up")))
@@ -150,3 +150,7 @@ def _table(names: Sequence[str], lines: Iterable[Iterable[str]]) -> str:
 
 def _line(values: Iterable[str]) -> str:
     return f"| {' | '.join(values)} |"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -74,4 +74,5 @@ def build_group_engine(config: RunConfig, place: tuple[str, int], rank: int, ran
     from askmany.engine.context_parallel_build import build_group_engine as build
     from askmany.engine.context_parallel_join import join
 
-    return build(model, config.engine, join(*place, rank, ranks, config.engine.device), config.context_tokens)
+    groups = join(*place, rank, ranks, config.engine.device)
+    return build(model, config.engine, groups, config.context_tokens, config.workers.context_step_tokens)

@@ -154,7 +154,9 @@ class WorkersConfig(Section):
     seconds is ended. At SIGTERM, finished answers are kept within `stop_window_s` seconds.
 
     With `context_ranks`, documents of more than `context_above_tokens` tokens (prompt and answer; `auto`: engine.kv_tokens) are not given
-    to one worker but to a context-parallel group of so many, which holds their KV together; all others are answered first.
+    to one worker but to a context-parallel group of so many, which holds their KV together; all others are answered first. A step of
+    the group feeds `context_step_tokens` of a document (`auto`: on GPUs as many as hide the exchange between them, else
+    engine.prefill_chunk).
     """
 
     count: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
@@ -169,6 +171,7 @@ class WorkersConfig(Section):
     address: str | None = None
     context_ranks: Annotated[int, Field(ge=2)] | None = None
     context_above_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    context_step_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
 
 
 class ErrorsConfig(Section):
@@ -226,6 +229,8 @@ class RunConfig(Section):
         if workers.context_ranks is None:
             if workers.context_above_tokens != "auto":
                 raise ValueError(f"workers.context_above_tokens {workers.context_above_tokens} without workers.context_ranks")
+            if workers.context_step_tokens != "auto":
+                raise ValueError(f"workers.context_step_tokens {workers.context_step_tokens} without workers.context_ranks")
             return self
         if workers.context_above_tokens == "auto" and engine.kv_tokens == "auto":
             raise ValueError("workers.context_ranks needs engine.kv_tokens or workers.context_above_tokens: which documents are long?")

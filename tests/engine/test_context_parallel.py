@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
 
 from askmany.engine.config import EngineConfig
+from askmany.engine.context_parallel_build import with_group_steps
 from askmany.engine.context_parallel_rows import RowPolicy, StreamPolicy
 from askmany.engine.labels import label_trie
 from askmany.engine.request import Document, Question, Sampling
@@ -177,3 +179,13 @@ def test_after_the_hand_over_nothing_travels(ranks: GlooRanks) -> None:
         return found
 
     assert sent(9) == sent(2)  # the leader sends no logits
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "cuda", "chunk", "step"),
+    [("auto", 2, False, 1024, 2048), ("auto", 2, True, 16_384, 16_384), ("auto", 8, True, 32_768, 32_768), (700, 8, True, 700, 2048)],
+)
+def test_a_groups_steps_are_long_on_gpus(asked: Literal["auto"] | int, ranks: int, cuda: bool, chunk: int, step: int) -> None:
+    found = with_group_steps(EngineConfig(), asked, ranks, cuda)
+    assert (found.prefill_chunk, found.step_tokens) == (chunk, step)
+    assert found.limits.prefill_chunk == chunk

@@ -44,7 +44,7 @@ def test_the_small_programme_fills_every_section(tmp_path: Path, capfd: pytest.C
     text = readme.read_text()
     for words in (
         "2 x cpu;",
-        "| Tiny | 2 | 130 | 3 |",
+        "| Tiny | 2 | 130 | 64 | 3 |",
         "of 3 cells",
         "2 of 2 questions answered by the group",
         "A model, not a measurement",

@@ -68,7 +68,9 @@ def test_short_documents_and_an_over_long_one_are_all_answered(tmp_path: Path) -
     """Every key once, with the answers of a worker that has room enough, although a rank of the group is lost on the way: the group is
     started again, the document is tried again, and its records say so."""
     alone = answers_alone(tmp_path)
-    config = values(tmp_path, "out", {"kv_tokens": ROOM}, {"context_ranks": 2, "dispatch": "direct", "max_attempts": 3})
+    config = values(
+        tmp_path, "out", {"kv_tokens": ROOM}, {"context_ranks": 2, "context_step_tokens": 70, "dispatch": "direct", "max_attempts": 3}
+    )
     result = run(config, build_group_engine=mortal_group_engine)
     assert (tmp_path / "out" / "killed-once").exists()
     assert {status for status, _ in answers(result).values()} == {"ok"}
@@ -101,7 +103,7 @@ def test_groups_behind_ray_data(tmp_path: Path, ranks: int) -> None:
 def test_a_latency_bound_sends_documents_to_groups_that_hand_them_over(tmp_path: Path) -> None:
     """One worker could hold it, but its prefill is to be shared: all ranks prefill, one of them answers."""
     alone = answers_alone(tmp_path)
-    bound = {"context_ranks": 2, "context_above_tokens": 100, "dispatch": "direct"}
+    bound = {"context_ranks": 2, "context_above_tokens": 100, "context_step_tokens": 37, "dispatch": "direct"}
     result = run(values(tmp_path, "out", {"kv_tokens": 1024}, bound))
     assert answers(result) == alone
     assert result.usage["handed_over_documents"] == 1
@@ -125,6 +127,7 @@ def test_long_documents_stand_apart(tmp_path: Path) -> None:
 BAD = [
     ({"workers": {"context_ranks": 2}}, r"needs engine\.kv_tokens"),
     ({"workers": {"context_above_tokens": 9}}, r"context_above_tokens 9 without workers\.context_ranks"),
+    ({"workers": {"context_step_tokens": 9}}, r"context_step_tokens 9 without workers\.context_ranks"),
     ({"workers": {"context_ranks": 2}, "engine": {"kv_tokens": 64, "backend": "fake"}}, "backend"),
     ({"workers": {"context_ranks": 2}, "engine": {"kv_tokens": 64, "layout": "interleaved"}}, "layout"),
     ({"workers": {"context_ranks": 1}}, "greater than or equal to 2"),
