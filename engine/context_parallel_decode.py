@@ -23,10 +23,14 @@ from askmany.engine.model import RowModel
 from askmany.engine.paged import PagedRun, PagedStep
 from askmany.engine.request import PENDING
 from askmany.engine.space import StepSpace
+from askmany.engine.space_makers import processors_of
 from askmany.engine.split_space import SplitLayout, SplitSize
+from askmany.engine.workspaces import WorkRules
 from askmany.kernels.block_attention import BlockAttention
 from askmany.kernels.layout import SharedItem, SplitBatch
+from askmany.kernels.plan import Chunking
 from askmany.kernels.rank_group import RankGroup
+from askmany.kernels.stream_attention import Partials
 from askmany.kernels.tiles import AttentionShape
 
 PATHS = 2  # paths whose graphs are kept
@@ -84,6 +88,7 @@ class RankDecode:
     _paths: dict[int, _Path] = field(default_factory=dict)  # the least recently used first
     _path_slots: dict[int, Tensor] = field(default_factory=dict)
     _drawn: Tensor = field(init=False)
+    _partials: Partials | None = None
 
     def __post_init__(self) -> None:
         with torch.inference_mode(False):
@@ -178,11 +183,23 @@ class RankDecode:
         kv, rows = self.pool.shape, bucket.rows * self.slots.ranks
         shape = AttentionShape(self.model.q_heads, kv.kv_heads, kv.head_dim, 1, kv.dtype)
         with torch.inference_mode(False):
-            own = SplitLayout(shape, SplitSize(bucket.rows, bucket.rows, 1, self.most_keys), self.pool.device)
+            own = SplitLayout(shape, self._size(bucket.rows), self.pool.device, partials=self._workspace(shape))
             mine = path_slots[self.slots.owner[path_slots] == self.group.rank]
             keys = self.slots.seen_at(self.group.rank, mine)
             document = self.blocks.prepare(SplitBatch((SharedItem(torch.arange(rows), keys),), ()), rows) if len(keys) else None
             return GroupSpace(self.model, self.pool, GroupLayout(own, document, self.group), bucket.rows, self._drawn, self.group)
+
+    def _size(self, rows: int) -> SplitSize:
+        """Rows of streams' own keys, no node."""
+        return SplitSize(rows, rows, 1, self.most_keys)
+
+    def _workspace(self, shape: AttentionShape) -> Partials:
+        """Of all buckets together: their steps follow one another on one stream."""
+        if self._partials is None:
+            rules = WorkRules(shape, Chunking(), self.most_keys, self.most_rows, processors_of(self.pool.device))
+            most = rules.most_partials(map(self._size, row_buckets(self.most_rows)))
+            self._partials = Partials(most, shape.head_dim, self.pool.device)
+        return self._partials
 
 
 def forget_oldest(paths: dict[int, Any]) -> None:

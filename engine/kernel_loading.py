@@ -15,8 +15,8 @@ from askmany.engine.graphs import CudaCapturer
 from askmany.engine.kernel_steps import KernelSteps
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.model import RowModel
-from askmany.engine.space_makers import KernelSetting, MaskedMaker, SplitMaker
-from askmany.engine.workspaces import Processors, WorkRules, workspace_bytes
+from askmany.engine.space_makers import KernelSetting, MaskedMaker, SplitMaker, processors_of
+from askmany.engine.workspaces import WorkRules, workspace_bytes
 from askmany.kernels.plan import Chunking
 from askmany.kernels.threshold import tuned_threshold
 from askmany.kernels.tiles import AttentionShape
@@ -60,9 +60,8 @@ def kernel_bytes(model: RowModel, config: EngineConfig, device: torch.device, co
         shape = AttentionShape(model.q_heads, kv.kv_heads, kv.head_dim, config.page_size, kv.dtype)
     except ValueError:
         return 0
-    gpu = Processors(torch.cuda.get_device_properties(device).multi_processor_count, torch.cuda.get_device_capability(device))
     chunking = Chunking(deterministic=config.deterministic)
-    rules = WorkRules(shape, chunking, context_tokens, config.limits.max_rows, gpu)
+    rules = WorkRules(shape, chunking, context_tokens, config.limits.max_rows, processors_of(device))
     return workspace_bytes(rules, config.limits, config.layout, model.vocabulary)
 
 

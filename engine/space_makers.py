@@ -99,7 +99,7 @@ class SplitMaker:
     def __init__(self, setting: KernelSetting) -> None:
         self._setting = setting
         self._rules = WorkRules(
-            setting.shape, setting.chunking, setting.context_tokens, setting.limits.max_rows, _processors(setting.pool.device)
+            setting.shape, setting.chunking, setting.context_tokens, setting.limits.max_rows, processors_of(setting.pool.device)
         )
         self._nodes = setting.nodes or most_nodes(setting.limits)
         self._partials: Partials | None = None
@@ -228,7 +228,8 @@ class MaskedMaker:
         return min(self._setting.pool.slots, REQUEST_CONTEXTS * self._setting.context_tokens)
 
 
-def _processors(device: torch.device) -> Processors | None:
+def processors_of(device: torch.device) -> Processors | None:
+    """What work lists are sized for; None on a CPU."""
     if device.type != "cuda":
         return None
     return Processors(torch.cuda.get_device_properties(device).multi_processor_count, torch.cuda.get_device_capability(device))

@@ -21,6 +21,7 @@ from askmany.engine.model_transformers import TransformersModel
 from askmany.engine.request import Document, Question, Sampling, StreamResult
 from askmany.kernels.rank_group import RankGroup, Traffic
 from askmany.kernels.store import launch_store
+from askmany.kernels.stream_attention import Partials
 from tests.engine.test_context_parallel import alone
 from tests.helpers.gloo import GlooRanks, gloo_ranks
 from tests.helpers.group_engines import GroupAnswers, GroupCase, answer_turns
@@ -125,8 +126,13 @@ class PooledCapturer:
 
 
 def test_a_path_is_asked_by_more_rows_later_and_captured_again_after_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows outgrow the one bucket that is captured; then the slots' places change while this path's graphs are the only ones."""
+    """The rows outgrow the one bucket that is captured; then the slots' places change while this path's graphs are the only ones. All of
+    them share one workspace."""
     monkeypatch.setattr("askmany.engine.space.store", launch_store)
+    monkeypatch.setattr("askmany.kernels.stream_attention.Partials", None)  # what a space without a given workspace would make
+    made: list[int] = []
+    keep = made.append
+    monkeypatch.setattr("askmany.engine.context_parallel_decode.Partials", lambda count, *rest: keep(count) or Partials(count, *rest))
     rng = random.Random(5)
     config = CONFIG.model_copy(update={"max_rows": 8})
     path, asks = (tokens(rng, 7),), [asked(rng, counts) for counts in ((2,), (2,) * 5, (2,))]
@@ -140,6 +146,7 @@ def test_a_path_is_asked_by_more_rows_later_and_captured_again_after_a_move(monk
         if turn == 1:
             engine.group_model.rank.slots.version += 1
     assert sum(graph() is not None for graph in capturer.alive) == 1
+    assert len(made) == 1
 
 
 @pytest.fixture(scope="module")
