@@ -1,10 +1,10 @@
 """The engine against stock SGLang on one GPU, paired: python -m askmany.jobs.bench_engine gpu --shape qwen2.5-7b --suite grid --out FILE
 
 Every contender runs in a process of its own, one after the other, started once a pass for all cells. A pass goes through the contenders
-forward, the next one backward. Each cell is asked with the same tokens of every contender, by seeds, after a warm-up seed. A cell's
-ratio is the geometric mean, over seeds and passes, of the best stock backend's seconds over ours, with a 95 % bootstrap interval. Which
-stock backends are timed is found out by a scouting pass over one seed (`--scout`), whose result a later call takes (`--stock`): all
-within 1.1x of the best of any cell. What a call will take is printed first.
+forward, the next one backward; with `--gpus`, passes run side by side, each on a GPU of its own. Each cell is asked with the same tokens
+of every contender, by seeds, after a warm-up seed. A cell's ratio is the geometric mean, over seeds and passes, of the best stock
+backend's seconds over ours, with a 95 % bootstrap interval. Which stock backends are timed is found out by a scouting pass over one seed
+(`--scout`), whose result a later call takes (`--stock`): all within 1.1x of the best of any cell. What a call will take is printed first.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ MINIMUM_S = 30.0  # that each contender is left for its cells
 STOP_S = 20.0
 CLOSE = 1.1  # a stock backend this close to the best of a cell is timed
 Times = dict[str, dict[int, list[tuple[int, int, float]]]]  # by contender and cell: (pass, seed, seconds)
+Timed = tuple[Times, dict[str, list[float]], dict[str, Any]]  # and by contender: seconds of its starts, and what it notes
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -55,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
             "cells": [c.to_dict() for c in cells], "seeds": seeds, "text": str(options.text or ""),
             "setup": json.loads(options.setup), "order": list(range(len(cells))),
         }  # fmt: skip
-        times, starts, notes = run_passes(job, contenders, passes, Path(scratch), options.limit_s)
+        times, starts, notes = run_passes(job, contenders, passes, Path(scratch), options.limit_s, options.gpus or [None])
     labels = {"model": Path(options.model).name if options.model else options.shape, "setup": json.loads(options.setup)}
     record = summarise(cells, times, labels) | labels | {
         "shape": options.shape, "starts_s": starts, "notes": notes, "seeds": seeds, "passes": passes, "scouting": options.scout,
@@ -71,15 +73,36 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run_passes(
-    job: dict[str, Any], contenders: Sequence[str], passes: int, scratch: Path, limit_s: float
-) -> tuple[Times, dict[str, list[float]], dict[str, Any]]:
-    """Every contender in its own process, forward and backward in turn. One may take what is left of `limit_s` when those that follow have
-    had their start and MINIMUM_S each; what it could not begin is left out, and it is stopped STOP_S later."""
-    times: Times = defaultdict(lambda: defaultdict(list))
-    starts: dict[str, list[float]] = defaultdict(list)
-    notes: dict[str, Any] = {}
+    job: dict[str, Any], contenders: Sequence[str], passes: int, scratch: Path, limit_s: float, gpus: Sequence[int | None] = (None,)
+) -> Timed:
+    """Every contender in its own process, forward and backward in turn; pass n runs on GPU n % len(gpus), in order there. A contender may
+    take what is left of `limit_s` when those that follow on its GPU have had their start and MINIMUM_S each; what it could not begin is
+    left out, and it is stopped STOP_S later."""
+    with ThreadPoolExecutor(len(gpus)) as pool:
+        shares = [
+            pool.submit(_run_on, gpu, range(index, passes, len(gpus)), job, contenders, scratch, limit_s) for index, gpu in enumerate(gpus)
+        ]
+    times, starts, notes = _nothing_timed()
+    for part in (share.result() for share in shares):
+        for name, by_cell in part[0].items():
+            for index, found in by_cell.items():
+                times[name][index] += found
+        for name, seconds in part[1].items():
+            starts[name] += seconds
+        for name, said in part[2].items():
+            notes[name] = notes.get(name, {}) | said
+    return times, starts, notes
+
+
+def _nothing_timed() -> Timed:
+    return defaultdict(lambda: defaultdict(list)), defaultdict(list), {}
+
+
+def _run_on(gpu: int | None, passes: Iterable[int], job: dict[str, Any], contenders: Sequence[str], scratch: Path, limit_s: float) -> Timed:
+    """One GPU's passes."""
+    times, starts, notes = _nothing_timed()
     began = time.monotonic()
-    turns = [(number, name) for number in range(passes) for name in (reversed(contenders) if number % 2 else contenders)]
+    turns = [(number, name) for number in passes for name in (reversed(contenders) if number % 2 else contenders)]
     for turn, (number, name) in enumerate(turns):
         kept_s = sum(_start_s(later) + MINIMUM_S for _, later in turns[turn + 1 :])
         share_s = limit_s - (time.monotonic() - began) - kept_s
@@ -89,7 +112,7 @@ def run_passes(
         order = job["order"][::-1] if number % 2 else job["order"]
         file = scratch / f"{name}-{number}.json"
         file.write_text(json.dumps(job | {"contender": name, "order": order, "limit_s": share_s}))
-        for line in lines_of(file, name, share_s + STOP_S):
+        for line in lines_of(file, name, share_s + STOP_S, gpu):
             print(f"{time.monotonic() - began:6.1f} s {name}, pass {number + 1}: {json.dumps(line)}", flush=True)
             if "start_s" in line:
                 starts[name].append(line["start_s"])
@@ -204,7 +227,7 @@ def _paired(found: Sequence[tuple[int, int, float]]) -> dict[tuple[int, int], fl
 
 
 def _announce(console: Console, cells: list[Cell], contenders: list[str], seeds: int, passes: int, options: argparse.Namespace) -> None:
-    budget_s = wall_budget_s(cells, contenders, seeds, passes)
+    budget_s = wall_budget_s(cells, contenders, seeds, -(-passes // max(1, len(options.gpus))))
     console.print(f"{options.shape}: {len(cells)} cells, {', '.join(contenders)}, {seeds} seeds and a warm-up, {passes} passes")
     console.print(f"wall budget: about {budget_s:.0f} s; nothing begins after {options.limit_s:.0f} s")
 
@@ -223,6 +246,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scout", action="store_true", help="one seed, one pass: find out which stock backends count")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--gpus", nargs="*", type=int, default=[], help="run passes side by side on these; default: one GPU")
     parser.add_argument("--max-rows", type=int, default=256)
     parser.add_argument("--setup", default="{}", help="JSON: fields of OursSetup (page_size, streams, batching, kv_tokens, ...)")
     parser.add_argument("--text", type=Path, help="JSON list of token ids that documents are cut from")

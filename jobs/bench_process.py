@@ -20,15 +20,17 @@ from typing import Any
 from askmany.jobs.bench_contender import END, MARK
 
 
-def lines_of(job_file: Path, name: str, most_s: float) -> Iterator[dict[str, Any]]:
-    """Run the contender of `job_file`, for `most_s` seconds at most; the JSON objects that it prints behind MARK, each as it comes.
+def lines_of(job_file: Path, name: str, most_s: float, gpu: int | None = None) -> Iterator[dict[str, Any]]:
+    """Run the contender of `job_file`, for `most_s` seconds at most; the JSON objects that it prints behind MARK, each as it comes. It
+    sees GPU `gpu` alone, or, where none is named, what this process sees.
 
     A contender that fails or is stopped is told of on the terminal; what it had said stands. After its END it is ended with all that it
     started: compilers that its libraries keep would hold its output open for ever.
     """
     command = [sys.executable, "-m", "askmany.jobs.bench_contender", str(job_file)]
+    environment = os.environ if gpu is None else os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)}
     with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, env=environment)
         stopped = threading.Event()
 
         def stop_now() -> None:

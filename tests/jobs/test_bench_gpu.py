@@ -37,7 +37,7 @@ def in_process(job_file: Path, name: str, most_s: float) -> list[dict[str, Any]]
 def test_the_command_pairs_contenders_and_writes_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, list[int]]] = []
 
-    def lines_of(job_file: Path, name: str, most_s: float) -> list[dict[str, Any]]:
+    def lines_of(job_file: Path, name: str, most_s: float, gpu: int | None) -> list[dict[str, Any]]:
         ran.append((name, json.loads(job_file.read_text())["order"]))
         return in_process(job_file, name, most_s)
 
@@ -60,7 +60,7 @@ def test_the_command_pairs_contenders_and_writes_its_record(tmp_path: Path, monk
 
 
 def test_p_of_the_interleaved_layout_is_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_gpu, "lines_of", in_process)
+    monkeypatch.setattr(bench_gpu, "lines_of", lambda job_file, name, most_s, gpu: in_process(job_file, name, most_s))
     monkeypatch.setattr(bench_contender, "calibrated_streams", lambda measure, most: (2, f"P = 2: {measure(2) > 0}, {most}"))
     setup = ["--setup", '{"page_size": 8, "kv_tokens": 1024, "step_tokens": 64, "streams": "calibrate"}']
     out = tmp_path / "o.json"
@@ -123,10 +123,38 @@ def test_steps_that_bring_tails_in_are_captured_before_the_clock_starts() -> Non
 
 
 def test_nothing_begins_after_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(bench_gpu, "lines_of", lambda job_file, name, most_s: [])
+    monkeypatch.setattr(bench_gpu, "lines_of", lambda job_file, name, most_s, gpu: [])
     bench_gpu.main([*COMMAND, "--limit-s", "0", "--out", str(tmp_path / "o.json")])
     assert capsys.readouterr().out.count("LEFT OUT for time") == 6
     assert json.loads((tmp_path / "o.json").read_text())["table"] == []
+
+
+def test_passes_side_by_side_each_have_a_gpu_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward on one, backward on the other; seconds are paired within a pass, and so within a GPU."""
+    ran: dict[int | None, list[tuple[str, list[int]]]] = {}
+
+    def lines_of(job_file: Path, name: str, most_s: float, gpu: int | None) -> list[dict[str, Any]]:
+        order = json.loads(job_file.read_text())["order"]
+        ran.setdefault(gpu, []).append((name, order))
+        pace = (2.0 if name == "stock-fa3" else 1.0) * (1 + (gpu or 0))  # the second GPU takes twice as long
+        return [{"start_s": pace}, {"cell": 0, "seed": -1, "seconds": 9.0}, *({"cell": i, "seed": 0, "seconds": pace} for i in order)]
+
+    monkeypatch.setattr(bench_gpu, "lines_of", lines_of)
+    out = tmp_path / "engine.json"
+    options = ["--suite", "grid", "--cells", "0", "1", "--contenders", "stock-fa3", "split", "--passes", "3", "--gpus", "4", "7"]
+    bench_gpu.main([*options, "--out", str(out)])
+    forward, backward = [("stock-fa3", [0, 1]), ("split", [0, 1])], [("split", [1, 0]), ("stock-fa3", [1, 0])]
+    assert ran == {4: forward * 2, 7: backward}
+    record = json.loads(out.read_text())
+    assert [row["ratios"] for row in record["table"]] == [[2.0, 2.0, 2.0]] * 2
+    assert record["starts_s"] == {"stock-fa3": [10.0, 10.0, 16.0], "split": [5.0, 5.0, 8.0]}
+
+
+def test_a_contender_sees_the_gpu_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = """echo "BENCH {\\"gpu\\": \\"$CUDA_VISIBLE_DEVICES\\"}"; echo 'BENCH END'"""
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path, script))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert [list(lines_of(Path("job.json"), "split", 60, gpu)) for gpu in (None, 1)] == [[{"gpu": "3"}], [{"gpu": "1"}]]
 
 
 def test_scouting_names_the_backends_that_count() -> None:
