@@ -68,7 +68,7 @@ class EngineConfig(BaseModel):
     """Of weights and KV. `auto`: float32 on a CPU, the model's own on a GPU."""
     deterministic: bool = False
     """Bitwise equal answers whatever else runs, at some cost in speed."""
-    page_size: PositiveInt = 16
+    page_size: PositiveInt = 64
     """Tokens of one KV page."""
     kv_tokens: PositiveInt | Auto = "auto"
     """Size of the KV pool in tokens; `auto`: what the device's memory leaves."""
@@ -76,7 +76,7 @@ class EngineConfig(BaseModel):
     """Live streams of all documents together at most."""
     step_tokens: PositiveInt = 2048
     """Tokens of one step at most (decode rows, then question tails, then document chunks)."""
-    prefill_chunk: PositiveInt = 1024
+    prefill_chunk: PositiveInt = 2048
     """Tokens of one document chunk at most."""
     tail_piece: PositiveInt = 64
     """Deterministic mode: tokens of one piece of a question tail."""

@@ -66,11 +66,11 @@ engine:
   device: auto              # auto, cpu, cuda
   dtype: auto               # auto, float32, bfloat16, float16
   deterministic: false      # answers equal to the last bit, whatever else runs; slower
-  page_size: 16             # tokens of a KV page
+  page_size: 64             # tokens of a KV page
   kv_tokens: auto           # size of the KV pool; auto: what memory leaves
   max_rows: 256             # live questions of all documents at most
   step_tokens: 2048         # tokens of one forward pass at most
-  prefill_chunk: 1024       # tokens of a document chunk at most
+  prefill_chunk: 2048       # tokens of a document chunk at most
   tail_piece: 64            # deterministic only: tokens of a piece of a question
 
 sampling:                   # a question may set each of these for itself

@@ -118,7 +118,7 @@ def test_a_choice_is_of_what_is_there() -> None:
 
 
 def test_a_usual_document_without_room_decides_nothing() -> None:
-    config = EngineConfig(kv_tokens=512)
+    config = EngineConfig(kv_tokens=512, page_size=16)
     found = chosen(config, config.resolve(device="cpu", dtype="float32", kv_tokens=512), Expected(1000, 4, 12, 32))
     assert found is not None
     assert (found.rows, found.streams) == (256, 256)

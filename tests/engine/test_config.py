@@ -15,7 +15,7 @@ def make_limits(**changes: object) -> SchedulerLimits:
 def test_the_defaults_hold_together() -> None:
     config = EngineConfig()
     assert (config.layout, config.streams, config.device, config.deterministic) == ("split", "auto", "auto", False)
-    assert config.limits == SchedulerLimits(streams=256, max_rows=256, step_tokens=2048, prefill_chunk=1024, tail_piece=64)
+    assert config.limits == SchedulerLimits(streams=256, max_rows=256, step_tokens=2048, prefill_chunk=2048, tail_piece=64)
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,9 @@ def test_the_defaults_hold_together() -> None:
         ({"page_size": -1}, "page_size"),
         ({"deterministic": "perhaps"}, "deterministic"),
         ({"batching": "run_to_completion"}, "needs layout interleaved, the layout is split"),
-        ({"kv_tokens": 10}, "kv_tokens 10 is below one page of 16 tokens"),
+        ({"kv_tokens": 10}, "kv_tokens 10 is below one page of 64 tokens"),
         ({"max_rows": 300, "step_tokens": 299}, "step_tokens 299 is below max_rows 300"),
-        ({"deterministic": True, "max_rows": 1, "step_tokens": 100}, "step_tokens 100 is below prefill_chunk 1024"),
+        ({"deterministic": True, "max_rows": 1, "step_tokens": 100}, "step_tokens 100 is below prefill_chunk 2048"),
         ({"deterministic": True, "max_rows": 1, "step_tokens": 9, "prefill_chunk": 9, "tail_piece": 10}, "below tail_piece 10"),
     ],
 )
@@ -81,7 +81,7 @@ def test_limits_check_themselves() -> None:
 
 
 def test_the_layout_chooses_the_scheduler() -> None:
-    split = build_scheduler(EngineConfig(kv_tokens=160))
+    split = build_scheduler(EngineConfig(kv_tokens=160, page_size=16))
     assert isinstance(split, SplitScheduler)
     assert (split.pool.page_count, split.pool.page_size) == (10, 16)
-    assert isinstance(build_scheduler(EngineConfig(kv_tokens=160, layout="interleaved")), InterleavedScheduler)
+    assert isinstance(build_scheduler(EngineConfig(kv_tokens=160, page_size=16, layout="interleaved")), InterleavedScheduler)

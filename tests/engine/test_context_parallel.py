@@ -183,7 +183,7 @@ def test_after_the_hand_over_nothing_travels(ranks: GlooRanks) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "ranks", "cuda", "chunk", "step"),
-    [("auto", 2, False, 1024, 2048), ("auto", 2, True, 16_384, 16_384), ("auto", 8, True, 32_768, 32_768), (700, 8, True, 700, 2048)],
+    [("auto", 2, False, 2048, 2048), ("auto", 2, True, 16_384, 16_384), ("auto", 8, True, 32_768, 32_768), (700, 8, True, 700, 2048)],
 )
 def test_a_groups_steps_are_long_on_gpus(asked: Literal["auto"] | int, ranks: int, cuda: bool, chunk: int, step: int) -> None:
     found = with_group_steps(EngineConfig(), asked, ranks, cuda)

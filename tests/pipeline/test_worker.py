@@ -193,7 +193,7 @@ def test_documents_over_the_kv_pool_are_too_long(tmp_path: Path) -> None:
     made = bench(
         tmp_path,
         docs(3),
-        engine=lambda config: fake_engine(config.engine, kv_tokens=32),
+        engine=lambda config: fake_engine(config.engine.model_copy(update={"page_size": 16}), kv_tokens=32),
         questions=["w1", {"id": "q", "question": words(30)}],
     )
     ack = made.process()
