@@ -15,6 +15,7 @@ import torch
 from askmany.engine import memory
 from askmany.engine.config import EngineConfig
 from askmany.engine.constraints import Constraints
+from askmany.engine.context_parallel_memory import block_bytes, message_bytes
 from askmany.engine.errors import ConfigError
 from askmany.engine.executor import TorchExecutor
 from askmany.engine.grammar import GrammarCompiler
@@ -94,12 +95,16 @@ def load_rank(model: ResolvedModel, config: EngineConfig, context_tokens: int, r
     dtype = _dtype(model, config, device)
     memory.check_weights(model.name, _weight_bytes(model, dtype), device, memory.free_bytes(device))
     loaded = TransformersModel.load(model.folder, device, getattr(torch, dtype), context_tokens=context_tokens)
+    kv = loaded.kv_shape
+    step_bytes = loaded.step_bytes(config.step_tokens, config.max_rows) + _kernel_bytes(loaded, config, device, context_tokens)
+    if device.type == "cuda":
+        step_bytes += message_bytes(loaded.q_heads, kv.head_dim, config.step_tokens)
     need = memory.PoolNeed(
         model=model.name,
-        token_bytes=loaded.kv_shape.token_bytes,
+        token_bytes=kv.token_bytes + block_bytes(kv, ranks),
         page_size=config.page_size,
         context_tokens=-(-context_tokens // ranks) + config.page_size,
-        step_bytes=loaded.step_bytes(config.step_tokens, config.max_rows) + _kernel_bytes(loaded, config, device, context_tokens),
+        step_bytes=step_bytes,
     )
     free = memory.free_bytes(device)
     kv_tokens = memory.auto_tokens(need, device, free) if config.kv_tokens == "auto" else config.kv_tokens

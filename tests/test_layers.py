@@ -26,6 +26,7 @@ DEVICE_HALF = {
     "context_parallel_join",
     "context_parallel_launch",
     "context_parallel_layout",
+    "context_parallel_memory",
     "context_parallel_message",
     "context_parallel_rows",
     "context_parallel_slots",
