@@ -67,7 +67,8 @@ class _Resident:
 @dataclass(slots=True)
 class _Path:
     runner: GraphRunner
-    version: int  # of the map of slots
+    version: int  # of the map of slots, when the path lay where `lies` says
+    lies: Tensor  # [2, S] owner and place of each of its slots
 
 
 @dataclass(slots=True)
@@ -164,7 +165,7 @@ class RankDecode:
     def _runner(self, path: int, step: PagedStep) -> GraphRunner:
         """The path's graphs; a bucket is captured at once where none serves the step, since no rank could run it otherwise."""
         before = self._paths.pop(path, None)  # is let go of after the capture: PyTorch refuses a memory pool that no graph uses any more
-        found = before if before and before.version == self.slots.version else _Path(self._new_runner(path), self.slots.version)
+        found = before if before and self._stays(before, path) else self._new_path(path)
         if not found.runner.ready(step):
             found.runner.warm([step])
         self._paths[path] = found
@@ -172,12 +173,24 @@ class RankDecode:
             del self._paths[old]
         return found.runner
 
-    def _new_runner(self, path: int) -> GraphRunner:
+    def _stays(self, known: _Path, path: int) -> bool:
+        """Whether the path lies where its graphs read it, although something may have moved."""
+        if known.version != self.slots.version:
+            if not torch.equal(known.lies, self._lies(path)):
+                return False
+            known.version = self.slots.version
+        return True
+
+    def _lies(self, path: int) -> Tensor:
+        return torch.stack(self.slots.owned(self._path_slots[path]))
+
+    def _new_path(self, path: int) -> _Path:
         slots = self._path_slots[path]
         buckets = [Bucket(rows, rows, True) for rows in row_buckets(self.most_rows)]
-        return GraphRunner(
+        runner = GraphRunner(
             buckets, lambda bucket, step: self._space(bucket, slots), lambda bucket, step: True, self.capturer, PagedStep(), self._drawn
         )
+        return _Path(runner, self.slots.version, self._lies(path))
 
     def _space(self, bucket: Bucket, path_slots: Tensor) -> StepSpace:
         kv, rows = self.pool.shape, bucket.rows * self.slots.ranks

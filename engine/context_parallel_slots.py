@@ -37,6 +37,11 @@ class SlotMap:
         place = self._place.gather(0, self.owner.clamp(min=0)[None])[0]
         return Slots(self.owner, place)
 
+    def owned(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Owner, and place there, of each of `slots`, which are all stored."""
+        owner = self.owner[slots]
+        return owner, self._place[owner, slots]
+
     def seen_from(self, rank: int) -> Slots:
         """Every slot that `rank` holds, copies included, as if it were the owner."""
         place = self._place[rank]
