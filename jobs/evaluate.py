@@ -8,7 +8,7 @@ evaluation that was stopped goes on where it was when it is asked for again.
 from __future__ import annotations
 
 import json
-import time
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +27,7 @@ from askmany.pipeline.eval_loaders import Row, articles, chunked_articles, read_
 from askmany.pipeline.eval_tasks import TASKS, Task
 from askmany.pipeline.export_shapes import write_lines
 from askmany.pipeline.run import run
+from askmany.pipeline.run_file import read_run
 from askmany.pipeline.score_items import Items, read_items
 from askmany.pipeline.scoring import ScoreOptions, compare, score
 from askmany.pipeline.storage import ObjectStore
@@ -190,13 +191,13 @@ def _transformers(found: Evaluation) -> Outcome:
 
 
 def _run(config: RunConfig, console: Console) -> Outcome:
-    began = time.perf_counter()
+    """A run, taken up where it stood; `seconds` are those of all its launches."""
     result = run(config, console=console)
-    seconds = time.perf_counter() - began
+    store = ObjectStore(config.output.uri, config.output.storage_options)
+    seconds = math.fsum(launch["seconds"] for launch in (read_run(store) or {}).get("launches", ()))
     usage: Mapping[str, float] = result.usage
     answer_s = usage["busy_s"] - usage["prefill_s"] if "prefill_s" in usage else None
-    items = read_items(current_answers(ObjectStore(config.output.uri, config.output.storage_options)))
-    return Outcome(items, seconds, answer_s)
+    return Outcome(read_items(current_answers(store)), seconds, answer_s)
 
 
 def _rows(config: RunConfig) -> list[dict[str, Any]]:

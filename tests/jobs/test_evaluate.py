@@ -44,6 +44,8 @@ def test_every_way_is_scored_and_compared(tmp_path: Path) -> None:
     assert (against["pairs"], against["same_answer"]) == (12, 1.0)
     assert report["ways"]["together"]["answer_seconds"] >= 0
     assert (tmp_path / "out" / REPORT).is_file()
+    again = evaluate(request(tmp_path, baselines=("alone", "batch-prompt"), batch_size=3), Console(quiet=True))
+    assert again == report, "nothing is left to do, and what was done took as long as it did"
 
 
 @pytest.mark.timeout(300)
