@@ -2,7 +2,8 @@
 
 Baselines on the same model and data: `alone` (one request per question, the document's KV reused), `batch-prompt` (many questions in one
 prompt) and `transformers` (each full prompt by itself, without askmany's engine). The report is `evaluation.json` in the output. An
-evaluation that was stopped goes on where it was when it is asked for again.
+evaluation that was stopped writes no report, ends with the exit code of the run that was stopped, and goes on where it was when it is
+asked for again.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.console import Console
 
-from askmany.engine.errors import ConfigError
+from askmany.engine.errors import AskmanyError, ConfigError
 from askmany.engine.models import resolve_model
 from askmany.engine.prompts import PromptBuilder, PromptConfig
 from askmany.jobs.score import print_report
@@ -26,6 +27,7 @@ from askmany.pipeline.eval_batch_prompt import batched_items, batched_rows
 from askmany.pipeline.eval_loaders import Row, articles, chunked_articles, read_data, rows_of
 from askmany.pipeline.eval_tasks import TASKS, Task
 from askmany.pipeline.export_shapes import write_lines
+from askmany.pipeline.result import EXIT_OK
 from askmany.pipeline.run import run
 from askmany.pipeline.run_file import read_run
 from askmany.pipeline.score_items import Items, read_items
@@ -34,6 +36,14 @@ from askmany.pipeline.storage import ObjectStore
 
 BASELINES = ("alone", "batch-prompt", "transformers")
 REPORT = "evaluation.json"
+
+
+class UnfinishedError(AskmanyError):
+    """A run of the evaluation ended before every question had its record: nothing to score yet. `exit_code` is that run's."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,7 @@ class Outcome:
     items: Items
     seconds: float
     answer_s: float | None = None
+    exit_code: int = EXIT_OK
 
     @property
     def timing(self) -> dict[str, float | None]:
@@ -77,19 +88,24 @@ class Evaluation:
 
 
 def main(request: Request, console: Console) -> int:
-    """Evaluate, write the report, print it."""
-    report = evaluate(request, console)
+    """Evaluate, write the report, print it. The exit code is that of the run which ended worst."""
+    try:
+        report = evaluate(request, console)
+    except UnfinishedError as error:
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        return error.exit_code
     for name, found in report["ways"].items():
         answer_s = found["answer_seconds"]
         timing = f"{found['seconds']:.1f} s" + (f", {answer_s:.1f} s without document prefill" if answer_s is not None else "")
         console.print(f"\n{name}: {timing}", markup=False, highlight=False)
         print_report(found["scores"], console)
     console.print(f"written: {request.output.rstrip('/')}/{REPORT}", markup=False, highlight=False, soft_wrap=True)
-    return 0
+    return max(int(way["exit_code"]) for way in report["ways"].values())
 
 
 def evaluate(request: Request, console: Console) -> dict[str, Any]:
-    """The report. ConfigError for an unknown task or baseline, data of another shape, or a configuration that cannot be run."""
+    """The report. ConfigError for an unknown task or baseline, data of another shape, or a configuration that cannot be run;
+    UnfinishedError when a run was stopped."""
     found = load(request, console)
     ways: dict[str, Callable[[Evaluation], Outcome]] = {
         "together": _together,
@@ -119,7 +135,7 @@ def _way(name: str, outcomes: Mapping[str, Outcome], request: Request) -> dict[s
     scores = score(outcome.items, request.options)
     if outcome is not together:
         scores["against"] = {"output": "together", **compare(outcome.items, together.items, request.options)}
-    return {**outcome.timing, "scores": scores}
+    return {**outcome.timing, "exit_code": outcome.exit_code, "scores": scores}
 
 
 def load(request: Request, console: Console) -> Evaluation:
@@ -175,7 +191,7 @@ def _batch_prompt(found: Evaluation) -> Outcome:
     config = _config(found.request, found.task, rows, "batch-prompt", ["sampling.stop=[]", "prompt.question='{{ question }}'"])
     outcome = _run(config, found.console)
     answers = {(row["doc_id"], row["question_id"]): row["answer"] or "" for row in _rows(config)}
-    return Outcome(Items(batched_items(found.rows, answers, size)), outcome.seconds, outcome.answer_s)
+    return replace(outcome, items=Items(batched_items(found.rows, answers, size)))
 
 
 def _transformers(found: Evaluation) -> Outcome:
@@ -191,13 +207,17 @@ def _transformers(found: Evaluation) -> Outcome:
 
 
 def _run(config: RunConfig, console: Console) -> Outcome:
-    """A run, taken up where it stood; `seconds` are those of all its launches."""
+    """A run, taken up where it stood; `seconds` are those of all its launches. Raises UnfinishedError when it was stopped."""
     result = run(config, console=console)
+    if result.state != "complete":
+        left = result.planned_records - result.records
+        what = f"{config.output.uri}: the run is {result.state}, {left:,} questions are left; evaluate again"
+        raise UnfinishedError(what, result.exit_code)
     store = ObjectStore(config.output.uri, config.output.storage_options)
     seconds = math.fsum(launch["seconds"] for launch in (read_run(store) or {}).get("launches", ()))
     usage: Mapping[str, float] = result.usage
     answer_s = usage["busy_s"] - usage["prefill_s"] if "prefill_s" in usage else None
-    return Outcome(read_items(current_answers(store)), seconds, answer_s)
+    return Outcome(read_items(current_answers(store)), seconds, answer_s, result.exit_code)
 
 
 def _rows(config: RunConfig) -> list[dict[str, Any]]:

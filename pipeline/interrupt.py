@@ -21,23 +21,38 @@ def interrupts_as_exceptions() -> Iterator[None]:
 
 @contextmanager
 def draining_first(drain: Callable[[], None]) -> Iterator[None]:
-    """The first signal calls `drain` in a thread, beside the work of the block; KeyboardInterrupt comes at its end, or at the second."""
-    begun = threading.Event()
+    """The first signal calls `drain` in a thread, beside the work of the block; KeyboardInterrupt comes at its end, or at the second.
+
+    A block that ends by itself meanwhile waits for `drain` and ends as it would have without a signal.
+    """
+    over = threading.Event()
+    lock = threading.Lock()
 
     def work() -> None:
         try:
             drain()
         finally:
-            os.kill(os.getpid(), signal.SIGINT)
+            with lock:
+                if not over.is_set():
+                    os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=work, name="drain", daemon=True)
+    begun = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
         if begun.is_set():
             raise KeyboardInterrupt
         begun.set()
-        threading.Thread(target=work, name="drain", daemon=True).start()
+        thread.start()
 
     with _handling(handle):
-        yield
+        try:
+            yield
+        finally:
+            with lock:
+                over.set()
+        if begun.is_set():
+            thread.join()
 
 
 @contextmanager

@@ -159,7 +159,10 @@ def _collect(launch: Launch, planned: PlannedRun, pool: Pool, job: Job, watcher:
         assert launch.recorder is not None
         launch.recorder.draining()
         window_s = job.config.workers.stop_window_s
-        kept = ray.get(watcher.control.drain.remote(window_s), timeout=window_s + 1)
+        try:
+            kept = ray.get(watcher.control.drain.remote(window_s), timeout=window_s + 1)
+        except ray.exceptions.RayError:  # the control actor is slow or gone: what workers could not keep is answered again
+            kept = False
         launch.recorder.event("drained", {"all_workers": kept})
 
     state: State = "complete"

@@ -17,6 +17,7 @@ from askmany.pipeline.progress import Counts, Display, make_display
 from askmany.pipeline.recording import Recorder
 
 POLL_S = 0.5
+READ_S = 2.0  # counts that take longer than this are not waited for, least of all at a run's end
 
 
 class Watcher:
@@ -58,7 +59,7 @@ class Watcher:
         import ray
 
         try:
-            answers, tokens, workers = ray.get(self.control.read.remote(), timeout=10)
+            answers, tokens, workers = ray.get(self.control.read.remote(), timeout=READ_S)
         except Exception:  # a display may never end a run
             return
         self._recorder.workers(workers)

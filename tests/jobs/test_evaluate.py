@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from rich.console import Console
 
 from askmany.engine.errors import ConfigError
 from askmany.jobs.evaluate import REPORT, Request, evaluate, main
+from askmany.pipeline.config import RunConfig
+from askmany.pipeline.result import RunResult, State
+from askmany.pipeline.run import run
 from askmany.pipeline.scoring import ScoreOptions
 from tests.helpers.word_model import word_model, words
 
@@ -58,6 +62,25 @@ def test_limits_and_the_printed_report(tmp_path: Path) -> None:
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "exact_match" in printed
     assert REPORT in printed
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize(("state", "exit_code"), [("interrupted", 4), ("stopped", 3), ("incomplete", 1)])
+def test_an_evaluation_that_was_stopped_is_not_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: State, exit_code: int
+) -> None:
+    def stopped(config: RunConfig, console: Console) -> RunResult:
+        return replace(run(config, console=console), state=state, records=5)
+
+    console = Console(file=io.StringIO(), width=200)
+    with monkeypatch.context() as patch:
+        patch.setattr("askmany.jobs.evaluate.run", stopped)
+        assert main(request(tmp_path), console) == exit_code
+    assert f"the run is {state}, 7 questions are left" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert not (tmp_path / "out" / REPORT).exists()
+    assert main(request(tmp_path), console) == 0
+    assert (tmp_path / "out" / REPORT).is_file()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,21 @@ def test_the_first_signal_drains_and_the_end_of_draining_interrupts() -> None:
     with pytest.raises(KeyboardInterrupt):
         terminated()
     assert drained.is_set()
+
+
+def test_a_block_that_ends_while_draining_is_not_interrupted_afterwards() -> None:
+    drained = threading.Event()
+
+    def drain() -> None:
+        time.sleep(0.3)
+        drained.set()
+
+    before = signal.getsignal(signal.SIGTERM)
+    with draining_first(drain):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert drained.is_set()
+    assert signal.getsignal(signal.SIGTERM) == before
+    time.sleep(0.1)  # a late interrupt would end the test here
 
 
 def test_signals_are_left_alone_in_other_threads() -> None:

@@ -7,7 +7,7 @@ from contextlib import closing
 import pyarrow as pa
 import pytest
 
-from askmany.pipeline.iteration import THREAD_NAMES, batches
+from askmany.pipeline.iteration import END_S, THREAD_NAMES, batches
 
 
 def slow(block: pa.Table) -> pa.Table:
@@ -53,3 +53,21 @@ def test_threads_end_when_the_reader_is_interrupted() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert left_over(before) == []
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_threads_end_at_once_when_the_interrupt_comes_between_two_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It strikes Ray Data's own frames then, which keep the generator alive that the threads belong to."""
+    from ray.data._internal.block_batching.iter_batches import BatchIterator
+
+    def struck(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = set(threading.enumerate())
+    with monkeypatch.context() as patch:
+        patch.setattr(BatchIterator, "_attribute_blocked_time", struck)
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            next(batches(dataset(60)))
+    assert left_over(before) == []
+    assert time.monotonic() - began < END_S
