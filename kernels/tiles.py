@@ -111,22 +111,39 @@ def _hopper(
 
 
 def _plain_candidates(shape: AttentionShape, node_rows: int, rows_per_stream: int, capability: tuple[int, int] | None) -> list[Tiles]:
-    """sm_90 measured on an H200; sm_80 (A100), sm_86 (A6000) and all others by arithmetic from shared memory, not yet measured there."""
-    rows, single_rows = (min(128, max(16, _power_of_two(count * shape.group))) for count in (node_rows, rows_per_stream))
-    if shape.dtype == torch.float32:  # ieee products run on the plain cores: small tiles, or the registers overflow
-        rows, single_rows = min(rows, 32), min(single_rows, 32)
-    keys = 32 if shape.head_dim > 128 or shape.dtype == torch.float32 else 64
+    """sm_90 measured on an H200; sm_80 (A100), sm_86 (A6000) and all others by arithmetic, not yet measured there: from shared memory, and
+    from the registers that the compiler needs (16-bit tiles spill next to none)."""
     hopper = capability is not None and capability[0] == 9
+    most = _most_rows(shape)
+    rows, single_rows = (min(most, max(16, _power_of_two(count * shape.group))) for count in (node_rows, rows_per_stream))
     heads = single_heads(shape, rows_per_stream, single_rows)
     found = []
     for stages in (3, 2):
         for tall in (rows, rows // 2):
-            if tall >= 16 and _fits(shape, max(tall, single_rows), keys, stages, capability):
+            tallest = max(tall, single_rows)
+            keys = _plain_keys(shape, tallest, hopper)
+            if tall >= 16 and _fits(shape, tallest, keys, stages, capability):
                 descriptors = hopper and shape.dtype != torch.float32 and shape.page_size % keys == 0
-                warps = 8 if max(tall, single_rows) == 128 else 4
+                warps = 8 if tallest == 128 or (tallest == 64 and shape.head_dim > 128) else 4
                 per_sm = 2 if tall < 128 and _fits(shape, tall, keys, 2 * stages, capability) else 1
                 found.append(Tiles(tall, keys, stages, warps, per_sm, single_rows, max(keys, heads), heads, 2, descriptors))
     return found or [Tiles(16, 32, 1, 4, 1, 16, max(32, heads), single_heads(shape, rows_per_stream, 16), 1, False)]
+
+
+def _most_rows(shape: AttentionShape) -> int:
+    """Rows whose sums still fit the registers; ieee products of fp32 run on the plain cores and take more of them."""
+    wide = shape.head_dim > 128
+    if shape.dtype == torch.float32:
+        return 16 if wide else 32
+    return 64 if wide else 128
+
+
+def _plain_keys(shape: AttentionShape, rows: int, hopper: bool) -> int:
+    """Key rows a tile: before Hopper, scores lie in registers beside the sums."""
+    wide = shape.head_dim > 128
+    if shape.dtype == torch.float32:
+        return 16 if wide else 32
+    return 32 if wide or (rows == 128 and shape.head_dim > 64 and not hopper) else 64
 
 
 def _power_of_two(count: int) -> int:
