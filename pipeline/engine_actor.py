@@ -1,7 +1,8 @@
 """The process around a worker: built once by Ray, called with the plan rows of one group at a time or two, ended without ceremony.
 
 A broken engine ends the process so that Ray starts another; a polite exit would lose the groups in flight. SIGTERM (a preempted node)
-and the driver's word to drain both keep what is answered.
+and the driver's word to drain both keep what is answered; only the latter is answered, by acknowledgements without a shard. What a
+preempted process held is another's work, which its end tells the dispatcher.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class EngineActor:
     def __init__(self, job: Job, control: Any) -> None:
         self._window_s = job.config.workers.stop_window_s
         self._reporter: Reporter | None = None
+        self._leaving = threading.Event()
         self._worker = _build(job, self._report)
         if control is not None and isinstance(self._worker, GroupWorker):
             self._reporter = Reporter(control, f"{socket.gethostname()}/{os.getpid()}", self._drain)
@@ -53,7 +55,10 @@ class EngineActor:
         if isinstance(self._worker, Failure):
             return self._worker.dump()
         try:
-            return self._worker.process(block.column("group")[0].as_py(), block).dump()
+            ack = self._worker.process(block.column("group")[0].as_py(), block)
+            if ack.shard is None and self._leaving.is_set():
+                threading.Event().wait()  # until this process is gone
+            return ack.dump()
         except Exception as error:
             return Failure.of(error).dump()
 
@@ -75,6 +80,7 @@ class EngineActor:
 
     def _preempted(self, number: int, frame: FrameType | None) -> None:
         def leave() -> None:
+            self._leaving.set()
             self._drain()
             os._exit(EXIT_PREEMPTED)
 

@@ -109,6 +109,19 @@ def test_failures_carry_their_traceback() -> None:
     assert "test_failures_carry" in caught.value.__notes__[0]
 
 
+def test_a_preempted_worker_acknowledges_no_group_that_it_leaves_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dispatcher hands such a group to another worker when this one's process has ended; it must not take it for drained."""
+    job, blocks = prepared(tmp_path)
+    actor, ended, acks = EngineActor(job, None), threading.Event(), []
+    monkeypatch.setattr(os, "_exit", lambda code: ended.set())
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert ended.wait(20)
+    thread = threading.Thread(target=lambda: acks.append(actor.process(blocks[0])), daemon=True)
+    thread.start()
+    thread.join(1.0)
+    assert (thread.is_alive(), acks) == (True, [])
+
+
 def test_die_ends_the_process() -> None:
     pid = os.fork()
     if pid == 0:

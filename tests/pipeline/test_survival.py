@@ -113,10 +113,11 @@ def test_a_signal_keeps_what_is_answered_and_exits_4(tmp_path: Path, ray_address
 
 
 @pytest.mark.slow
-def test_a_preempted_worker_keeps_what_is_answered_and_is_charged_nothing(tmp_path: Path, ray_address: str) -> None:
+@pytest.mark.parametrize("dispatch", ["ray_data", "direct"])
+def test_a_preempted_worker_keeps_what_is_answered_and_is_charged_nothing(tmp_path: Path, ray_address: str, dispatch: str) -> None:
     log = tmp_path / "log"
     log.mkdir()
-    workers = {"dispatch": "direct", "count": 1, "max_attempts": 1}
+    workers = {"dispatch": dispatch, "count": 1, "max_attempts": 1}
     config = values(tmp_path, ray_address, workers=workers, engine={"max_rows": 2})
     process = start(tmp_path, config, Trouble(log=str(log), pause_s=0.15))
     while not list(log.iterdir()) and process.poll() is None:
