@@ -22,7 +22,8 @@ CHECK_SHARE = 0.02
 
 
 class Engine:
-    """One model on one device. `eos_token_ids` end every answer; `kv_bytes_per_token` (all layers, K and V) scales the KV figures."""
+    """One model on one device. `eos_token_ids` end every answer; `kv_bytes_per_token` (all layers, K and V) scales the KV figures. Whenever
+    the engine falls idle its books are looked through, as often as costs at most `check_share` of the work since the start."""
 
     def __init__(
         self,
@@ -31,6 +32,7 @@ class Engine:
         detokenizer: Detokenizer,
         eos_token_ids: Iterable[int] = (),
         kv_bytes_per_token: int = 0,
+        check_share: float = CHECK_SHARE,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -40,7 +42,7 @@ class Engine:
         self._kv_bytes_per_token = kv_bytes_per_token
         self._answers: dict[int, GrowingAnswer] = {}  # by stream id
         self._metrics = Metrics()
-        self._checks_s = 0.0  # spent on checks of the books
+        self._check_share, self._checks_s = check_share, 0.0  # spent on checks of the books
         self._plan: StepPlan | None = None  # of the turn under way
         self._broken: EngineError | None = None
 
@@ -104,7 +106,7 @@ class Engine:
         """The results of streams that ended in a turn that ran `plan`."""
         self.executor.release(finished)
         results = [self._answers.pop(stream.stream_id).result(stream) for stream in finished]
-        if not self.has_work and self._checks_s <= CHECK_SHARE * self._metrics.busy_s:
+        if self._check_share and not self.has_work and self._checks_s <= self._check_share * self._metrics.busy_s:
             self._check()
         busy_s = perf_counter() - started_s
         prefill_s = 0.0 if plan is None or plan.runs or plan.masked else busy_s
@@ -112,7 +114,7 @@ class Engine:
         return results
 
     def _check(self) -> None:
-        """The books of an idle engine, looked through as often as costs at most `CHECK_SHARE` of the work since the start."""
+        """Look through the books of an idle engine."""
         started_s = perf_counter()
         self.scheduler.check_integrity()
         self._checks_s += perf_counter() - started_s

@@ -27,6 +27,7 @@ from askmany.engine.sampler import Drawn
 from askmany.engine.space import StepSpace
 from askmany.engine.space_makers import SpaceMaker
 from askmany.engine.step import StepPlan
+from askmany.kernels.greedy import unpack
 
 
 @dataclass(slots=True)
@@ -37,8 +38,7 @@ class Launched:
     streams: tuple[Stream, ...]
     space: StepSpace
     label_rows: dict[int, int] = field(default_factory=dict)
-    tokens: Tensor | None = None  # [W] int64 on the host, filled when `done`
-    figures: Tensor | None = None  # [2, W] fp32: log-probabilities, margins
+    home: Tensor | None = None  # on the host, as `GreedyPick.packed`; filled when `done`
     done: torch.cuda.Event | None = None
     _read: list[Drawn] | None = None
 
@@ -58,10 +58,9 @@ class Launched:
 
     def _values(self) -> Iterable[tuple[int, float, float]]:
         """Token, log-probability and margin of every row."""
-        assert self.tokens is not None, "nothing was sent home"
-        assert self.figures is not None, "nothing was sent home"
-        logprobs, margins = self.figures.tolist()
-        return zip(self.tokens.tolist(), logprobs, margins, strict=True)
+        assert self.home is not None, "nothing was sent home"
+        found, count = unpack(self.home), len(self.streams)
+        return zip(*(values[:count].tolist() for values in (found.tokens, found.logprobs, found.margins)), strict=True)
 
 
 class KernelSteps:
@@ -135,14 +134,12 @@ class KernelSteps:
 
     def bring_home(self, launched: Launched) -> None:
         """Send the step's tokens to the host. Does not wait."""
-        count, out = len(launched.streams), launched.space.greedy.out
-        if self._pool.device.type != "cuda":
-            launched.tokens, launched.figures = out.tokens[:count].clone(), _figures(launched.space, count).clone()
+        packed = launched.space.greedy.packed
+        if packed.device.type != "cuda":
+            launched.home = packed.clone()
             return
-        launched.tokens = torch.empty(count, dtype=torch.int64, pin_memory=True)
-        launched.figures = torch.empty(2, count, dtype=torch.float32, pin_memory=True)
-        launched.tokens.copy_(out.tokens[:count], non_blocking=True)
-        launched.figures.copy_(_figures(launched.space, count), non_blocking=True)
+        launched.home = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+        launched.home.copy_(packed, non_blocking=True)
         launched.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         launched.done.record()
 
@@ -201,7 +198,3 @@ class KernelSteps:
         last = max(step.positions, default=0)
         if last >= self._context_tokens:
             raise EngineError(f"model {self._name}: position {last} lies beyond its context of {self._context_tokens} tokens")
-
-
-def _figures(space: StepSpace, count: int) -> Tensor:
-    return torch.stack([space.greedy.out.logprobs[:count], space.greedy.out.margins[:count]])

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from askmany.engine.answers import Detokenizer
-from askmany.engine.engine import Engine
+from askmany.engine.engine import CHECK_SHARE, Engine
 from askmany.engine.metrics import Metrics, measure
 from askmany.engine.request import Phase, Stream, StreamResult
 from askmany.engine.scheduler import Scheduler
@@ -59,8 +59,9 @@ class PipelinedEngine(Engine):
         detokenizer: Detokenizer,
         eos_token_ids: Iterable[int] = (),
         kv_bytes_per_token: int = 0,
+        check_share: float = CHECK_SHARE,
     ) -> None:
-        super().__init__(scheduler, executor, detokenizer, eos_token_ids, kv_bytes_per_token)
+        super().__init__(scheduler, executor, detokenizer, eos_token_ids, kv_bytes_per_token, check_share)
         self._device = executor
         self._under_way: tuple[StepPlan, PendingStep] | None = None
 

@@ -9,7 +9,8 @@ Letters: T rows, W rows that ask for logits, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -19,8 +20,9 @@ from torch import Tensor
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.model import RowModel, StepRows, Wanted
 from askmany.engine.paged import PagedRows
+from askmany.engine.side_stream import SideStream
 from askmany.engine.staging import Field, Staging
-from askmany.kernels.greedy import GreedyPick
+from askmany.kernels.greedy import GreedyPick, feed
 from askmany.kernels.store import store
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -52,7 +54,7 @@ class SpaceLayout(Protocol[Step]):
         ...
 
     def prepare(self, slots: Tensor) -> None:
-        """Device work once a step, before the layers. `slots` [T]."""
+        """Device work once a step, before attention; beside the current stream, so it allocates nothing. `slots` [T]."""
         ...
 
     @property
@@ -78,6 +80,7 @@ class StepSpace:
         self._staging = Staging(_row_fields(rows, wanted) + layout.fields, pool.device)
         layout.adopt(self._staging.tensors)
         self.greedy = GreedyPick(wanted, model.vocabulary, pool.device)
+        self._beside = SideStream(pool.device)
         self.logits: Tensor | None = None  # [W, V] of the last `compute`
 
     def load(self, step: PagedRows, feeds: Sequence[int]) -> None:
@@ -97,24 +100,25 @@ class StepSpace:
         count = self.rows if rows is None else rows
         asked = self.wanted if wanted is None else wanted
         slots, feeds = at["slots"][:count], at["feeds"][:count]
-        ids = torch.where(feeds >= 0, self._drawn[feeds.clamp(min=0)], at["token_ids"][:count])
-        self.layout.prepare(slots)
+        ids = feed(at["token_ids"][:count], feeds, self._drawn)
+        self._beside.run(partial(self.layout.prepare, slots))
         ends = max(asked, 1)  # SGLang's layers want a row
         wants = None if self.decode and asked == count else Wanted(at["wanted"][:ends], at["lengths"][:ends])
-        attention = RowAttention(self._pool, slots, self.layout.call)
+        attention = RowAttention(self._pool, slots, self.layout.call, self._beside.join)
         self.logits = self._model.run_rows(StepRows(ids, at["positions"][:count], slots, wants), attention)
-        self.greedy.run(self.logits)
-        self._drawn[:asked].copy_(self.greedy.out.tokens[:asked])
+        self._beside.join()
+        self.greedy.run(self.logits, self._drawn, asked)
 
 
 class RowAttention:
-    """What the layers of one step call: store the rows' K and V, then attend."""
+    """What the layers of one step call: store the rows' K and V, then attend. `ready` waits for what attention needs besides."""
 
-    def __init__(self, pool: KVPool, slots: Tensor, call: KernelCall) -> None:
-        self._pool, self._slots, self._call = pool, slots, call
+    def __init__(self, pool: KVPool, slots: Tensor, call: KernelCall, ready: Callable[[], None]) -> None:
+        self._pool, self._slots, self._call, self._ready = pool, slots, call, ready
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """`q` [T, HQ, D], `k`, `v` [T, HKV, D]; output [T, HQ, D]."""
+        self._ready()
         k_cache, v_cache = self._pool.k[layer], self._pool.v[layer]
         store(k, v, k_cache, v_cache, self._slots)
         return self._call(q, k, v, k_cache, v_cache, scale)

@@ -28,7 +28,8 @@ from askmany.kernels.plan import Chunking
 from askmany.kernels.stream_attention import Partials
 from askmany.kernels.tiles import AttentionShape, Tiles
 
-REQUEST_CONTEXTS = 4  # an interleaved request's KV row at most, in contexts of one stream
+REQUEST_CONTEXTS = 4  # an interleaved request's KV row in a graph at most, in contexts of one stream ...
+REQUEST_KEYS = 1 << 16  # ... or of so many slots, whichever is more
 EAGER_KEYS = 1 << 23  # cached slots of one interleaved step without a graph at most
 CAPTURED_CHUNK_ROWS = 512  # rows of prefix chunks in a graph at most; beyond, another library's prefill is worth more than a graph
 
@@ -225,7 +226,7 @@ class MaskedMaker:
 
     def _keys(self) -> int:
         """Cached slots of a request that a graph makes room for: a document with what its streams usually add."""
-        return min(self._setting.pool.slots, REQUEST_CONTEXTS * self._setting.context_tokens)
+        return min(self._setting.pool.slots, max(REQUEST_KEYS, REQUEST_CONTEXTS * self._setting.context_tokens))
 
 
 def processors_of(device: torch.device) -> Processors | None:

@@ -2,42 +2,79 @@
 
 Radix cache on, CUDA graphs for every batch size that the cells need, all questions of a cell in one `generate` call. Token ids in and out:
 no tokenizer on either side. The random weights are SGLang's own (`load_format` dummy).
+
+A contender is named by its attention backend and what else is not SGLang's default: `fa3`, `fa3-lpm` (waiting requests go by the longest
+cached prefix, and of several with one new prefix one goes first), `fa3-512` (up to 512 requests at once), `fa3-lpm-512`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from askmany.engine.errors import ConfigError
 from askmany.jobs.bench_cells import Cell, Drawn
 
 BACKENDS = ("fa3", "flashinfer", "triton")
 GRAPH_ROWS = (1, 2, 4, 8, 12, 16, 24, *range(32, 513, 16))
+LEAST_CONTEXT = 8200  # SGLang captures no prefill graph above its context length, and has them up to 8,192 tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How a stock contender differs from SGLang's defaults."""
+
+    backend: str
+    policy: str = "fcfs"
+    most_rows: int | None = None
+
+    @staticmethod
+    def parse(name: str) -> Variant:
+        """`BACKEND[-lpm][-ROWS]`. Raises ConfigError for anything else."""
+        backend, *rest = name.split("-")
+        policy = rest.pop(0) if rest[:1] == ["lpm"] else "fcfs"
+        rows = int(rest.pop(0)) if rest and rest[0].isdigit() else None
+        if backend not in BACKENDS or rest:
+            raise ConfigError(f"stock contender {name!r} is none of {', '.join(BACKENDS)}, with -lpm, -ROWS or both behind it")
+        return Variant(backend, policy, rows)
 
 
 class StockContender:
     """`sglang.Engine` with one attention backend."""
 
-    def __init__(self, folder: Path, backend: str, most_rows: int, context_tokens: int, random_weights: bool, memory: float = 0.85) -> None:
-        """`most_rows`: the largest batch that will decode; `memory`: SGLang's `mem_fraction_static`."""
+    def __init__(
+        self, folder: Path, name: str, most_rows: int, context_tokens: int, random_weights: bool, memory: float = 0.85,
+        kv_tokens: int | None = None,
+    ) -> None:  # fmt: skip
+        """`name`: see `Variant`; `most_rows`: the largest batch that will decode; `memory`: SGLang's `mem_fraction_static`; `kv_tokens`: of
+        its pool, where that is not what memory leaves."""
         import sglang
         from sglang.srt.server_args import ServerArgs
 
+        variant = Variant.parse(name)
+        rows = variant.most_rows or most_rows
         options: dict[str, Any] = {
-            "model_path": str(folder), "attention_backend": backend, "skip_tokenizer_init": True, "log_level": "error", "random_seed": 0,
-            "mem_fraction_static": memory, "max_running_requests": most_rows, "context_length": context_tokens, "dtype": "bfloat16",
+            "model_path": str(folder), "attention_backend": variant.backend, "skip_tokenizer_init": True, "log_level": "error",
+            "random_seed": 0, "mem_fraction_static": memory, "max_running_requests": rows, "schedule_policy": variant.policy,
+            "context_length": max(context_tokens, LEAST_CONTEXT), "dtype": "bfloat16", "max_total_tokens": kv_tokens,
             "load_format": "dummy" if random_weights else "auto",
         }  # fmt: skip
-        self._engine = sglang.Engine(**options, **_graph_options(ServerArgs, most_rows))
+        self._engine = sglang.Engine(**options, **_graph_options(ServerArgs, rows))
 
     def run(self, cell: Cell, drawn: Drawn) -> float:
-        """Seconds of the one call that answers all questions. SGLang is told each answer's length: it cannot be kept from it."""
-        self._engine.flush_cache()
+        """Seconds of the one call that answers all questions. SGLang is told each answer's length: it cannot be kept from it.
+
+        Emptying its cache also gives its memory back to the device: where documents are in the cache before the clock starts, so is a batch
+        of other questions, so that no allocation is timed."""
+        emptied = self._engine.flush_cache()
+        if not getattr(emptied, "success", True):
+            raise RuntimeError(f"sglang did not empty its cache before {cell}: {emptied}")
         if cell.cached:
             self._engine.generate(input_ids=drawn.documents, sampling_params=_sampling(1))
+            self._engine.generate(input_ids=_others(drawn), sampling_params=_sampling(1))
         prompts = [ids + tail for ids, tails in zip(drawn.documents, drawn.tails, strict=True) for tail in tails]
         lengths = [length for own in drawn.lengths for length in own]
         started_s = perf_counter()
@@ -61,6 +98,13 @@ class StockContender:
 
     def close(self) -> None:
         self._engine.shutdown()
+
+
+def _others(drawn: Drawn) -> list[list[int]]:
+    """Prompts of the same lengths that share the documents alone: each question begins with another token."""
+    return [
+        [*ids, tail[0] - 1 if tail[0] else 1, *tail[1:]] for ids, tails in zip(drawn.documents, drawn.tails, strict=True) for tail in tails
+    ]
 
 
 def _answer(meta: dict[str, Any]) -> dict[str, Any]:

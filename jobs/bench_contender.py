@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from askmany.engine.choice import calibrated_streams
+from askmany.engine.config import DEFAULT_INTERLEAVED_STREAMS
 from askmany.engine.garbage import leave_out_what_is_loaded
 from askmany.engine.model import LoadedModel
 from askmany.jobs.bench_cells import Cell, Drawn, draw
@@ -55,7 +56,8 @@ def make(job: dict[str, Any], cells: list[Cell]) -> Contender:
     if name.startswith("stock-"):
         from askmany.jobs.baselines_sglang import StockContender
 
-        return StockContender(folder, name.removeprefix("stock-"), rows, context + 8, job["random_weights"])
+        stock = name.removeprefix("stock-")
+        return StockContender(folder, stock, rows, context + 8, job["random_weights"], kv_tokens=job["setup"].get("kv_tokens"))
     if name == "transformers":
         from askmany.jobs.bench_plain import PlainContender
 
@@ -64,6 +66,8 @@ def make(job: dict[str, Any], cells: list[Cell]) -> Contender:
     values = {"layout": name, "max_rows": job["max_rows"]} | job["setup"]
     if name == RUN_TO_COMPLETION:
         values |= {"layout": "interleaved", "batching": "run_to_completion"}
+    if values["layout"] == "interleaved" and values.get("streams") is None:
+        values["streams"] = min(DEFAULT_INTERLEAVED_STREAMS, max(cell.questions for cell in cells))
     if values.get("streams") == "calibrate":
         values["streams"], reason = _calibrated(model, values, context, cells[0], vocabulary(job["shape"]))
         _say(calibrated=reason)

@@ -105,14 +105,14 @@ class OursSetup:
 
 
 class OursContender:
-    """An engine over a loaded model."""
+    """An engine over a loaded model. Its books are checked after each cell, when the clock has stopped."""
 
     def __init__(
         self, model: LoadedModel, setup: OursSetup, context_tokens: int, cells: Sequence[Cell], constraints: Constraints | None = None
     ) -> None:
         """What decode steps of `cells` need is captured now. Without `constraints`, no question may have a grammar."""
         device = model.device
-        fits = _free_tokens(model, setup) if setup.kv_tokens is None else setup.kv_tokens
+        fits = _free_tokens(model, setup, context_tokens) if setup.kv_tokens is None else setup.kv_tokens
         config = setup.config(fits // setup.page_size * setup.page_size, device.type)
         pool = KVPool(model.kv_shape, config.kv_pages * config.page_size, device)
         steps = None
@@ -122,7 +122,7 @@ class OursContender:
             steps = load_steps(model, pool, config, context_tokens)
         self.executor = executor = TorchExecutor(model, pool, config.page_size, constraints, steps)
         make = ScheduledEngine if steps is None else ScheduledPipelinedEngine
-        self._engine = make(build_scheduler(config), executor, _Silent())
+        self._engine = make(build_scheduler(config), executor, _Silent(), check_share=0.0)
         self._engine.lengths = {}
         self._steps = steps
         self._choices = {cell: _choice(cell, config) for cell in cells}
@@ -136,6 +136,7 @@ class OursContender:
         if cell.cached:
             self._ask([Document(_key(d), (tuple(ids),), (_question(0, drawn.tails[d][0], 1),)) for d, ids in enumerate(drawn.documents)], 1)
         taken_s, answers = self.answer(list(zip(drawn.documents, drawn.tails, drawn.lengths, strict=True)), cell.most_tokens)
+        engine.scheduler.check_integrity()
         produced = {(a.document_key, a.question_id): len(a.answer_token_ids) for a in answers}
         if produced != engine.lengths:
             raise RuntimeError(f"the engine gave {sum(produced.values())} answer tokens of {sum(engine.lengths.values())} for {cell}")
@@ -221,10 +222,11 @@ def _choice(cell: Cell, config: EngineConfig) -> Choice:
 
 
 def _warm(steps: KernelSteps, choices: Mapping[Cell, Choice], config: EngineConfig) -> None:
-    """As for a run where answers end at different times or documents follow on; of other cells only what they come by, to start sooner."""
+    """As for a run where answers end at different times, documents follow on, or questions wait for room; of other cells only what they
+    come by, to start sooner."""
     for cell, choice in sorted(choices.items(), key=lambda found: found[1].rows, reverse=True):
-        if cell.spread or cell.documents > 1:
-            steps.warm_run(choice.rows, min(choice.streams, cell.questions))
+        if cell.spread or cell.documents > 1 or choice.rows < min(config.max_rows, cell.questions):
+            steps.warm_run(min(config.max_rows, cell.documents * cell.questions), min(choice.streams, cell.questions))
         else:
             steps.warm([choice.rows], _tail_rows(cell, config))
 
@@ -240,13 +242,16 @@ def _tail_rows(cell: Cell, config: EngineConfig) -> list[int]:
     return found
 
 
-def _free_tokens(model: LoadedModel, setup: OursSetup) -> int:
+def _free_tokens(model: LoadedModel, setup: OursSetup, context_tokens: int) -> int:
     from askmany.engine.memory import free_bytes
 
-    free = free_bytes(model.device) - model.step_bytes(setup.step_tokens, setup.max_rows)
     if model.device.type == "cpu":
         return 4096
-    return int(free * KV_SHARE) // model.kv_shape.token_bytes
+    from askmany.engine.kernel_loading import kernel_bytes
+
+    step_bytes = model.step_bytes(setup.step_tokens, setup.max_rows)
+    kept = kernel_bytes(model, setup.config(setup.page_size, model.device.type), model.device, context_tokens)
+    return int((free_bytes(model.device) - step_bytes - kept) * KV_SHARE) // model.kv_shape.token_bytes
 
 
 def _key(document: int) -> str:

@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from askmany.kernels.greedy_kernels import pick_legal_rows, pick_rows, scan_legal_rows, scan_rows
+from askmany.kernels.greedy_kernels import feed_rows, pick_legal_rows, pick_rows, scan_legal_rows, scan_rows
 
 BLOCK = 4096  # logits a program reads at once
 MOST_PARTS = 64  # of a row; they depend on the width alone, so that a row's bits are its own
@@ -36,13 +36,13 @@ class GreedyPick:
         floats = torch.zeros(3, rows, self._parts, dtype=torch.float32, device=device)
         self._tops, self._seconds, self._sums = floats[0], floats[1], floats[2]
         self._ids = torch.zeros(rows, self._parts, dtype=torch.int32, device=device)
-        self.out = GreedyTokens(
-            torch.zeros(rows, dtype=torch.int64, device=device), *torch.zeros(2, rows, dtype=torch.float32, device=device)
-        )
+        self.packed = torch.zeros(2, rows, dtype=torch.int64, device=device)  # `out`, to be copied in one go: see `unpack`
+        self.out = unpack(self.packed)
 
-    def run(self, logits: Tensor) -> None:
+    def run(self, logits: Tensor, drawn: Tensor | None = None, asked: int = 0) -> None:
         """Fill the first N rows of `out` from `logits` [N, V]; among equal logits the lowest id is taken. NaN logits give a NaN
-        log-probability. Raises ValueError if they are not dense in V."""
+        log-probability. The tokens of the first `asked` rows go to `drawn` [>= asked] int64 as well. Raises ValueError if the logits are
+        not dense in V."""
         rows, width = logits.shape
         if logits.stride(1) != 1 or rows > self.out.tokens.shape[0] or width > self._parts * self._part_width:
             raise ValueError(f"logits {tuple(logits.shape)} with strides {logits.stride()} do not fit")
@@ -51,9 +51,29 @@ class GreedyPick:
         parts = (self._tops, self._ids, self._seconds, self._sums)
         scan_rows[(rows, self._parts)](logits, *parts, logits.stride(0), width, self._part_width, PARTS=self._parts, BLOCK=BLOCK)
         pick_rows[(rows,)](
-            *parts, self.out.tokens, self.out.logprobs, self.out.margins, width, PARTS=self._parts,
-            BP=triton.next_power_of_2(self._parts),
+            *parts, self.out.tokens, self.out.logprobs, self.out.margins, self.out.tokens if drawn is None else drawn,
+            0 if drawn is None else asked, width, PARTS=self._parts, BP=triton.next_power_of_2(self._parts),
         )  # fmt: skip
+
+
+def unpack(packed: Tensor) -> GreedyTokens:
+    """Views of `packed` [2, N] int64: N tokens, then N log-probabilities and N margins in the bytes of the second row."""
+    floats = packed[1].view(torch.float32)
+    return GreedyTokens(packed[0], *floats.view(2, -1))
+
+
+def feed(token_ids: Tensor, feeds: Tensor, drawn: Tensor) -> Tensor:
+    """The tokens [T] int64 that a step's rows feed on: `drawn[feeds]` where `feeds` [T] is not negative, else `token_ids` [T]."""
+    if token_ids.is_cuda:
+        return launch_feed(token_ids, feeds, drawn)
+    return torch.where(feeds >= 0, drawn[feeds.clamp(min=0)], token_ids)
+
+
+def launch_feed(token_ids: Tensor, feeds: Tensor, drawn: Tensor) -> Tensor:
+    """The Triton path of `feed`, on its own so that the interpreter can run it on a CPU."""
+    ids, block = torch.empty_like(token_ids), 256
+    feed_rows[(triton.cdiv(ids.shape[0], block),)](token_ids, feeds, drawn, ids, ids.shape[0], BLOCK=block)
+    return ids
 
 
 class LegalPick:

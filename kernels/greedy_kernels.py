@@ -37,9 +37,11 @@ def scan_rows(
     tl.store(sums + at, total)
 
 
-@triton.jit
-def pick_rows(tops, top_ids, seconds, sums, tokens, logprobs, margins, width, PARTS: tl.constexpr, BP: tl.constexpr):
-    """Program (row): merge the parts."""
+@triton.jit(do_not_specialize=["asked"])
+def pick_rows(
+    tops, top_ids, seconds, sums, tokens, logprobs, margins, drawn, asked, width, PARTS: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """Program (row): merge the parts. The first `asked` rows draw, too."""
     i_row = tl.program_id(0).to(tl.int64)
     o_p = tl.arange(0, BP)
     m_p = o_p < PARTS
@@ -53,7 +55,9 @@ def pick_rows(tops, top_ids, seconds, sums, tokens, logprobs, margins, width, PA
     others = tl.max(tl.where(b_id == token, float("-inf"), b_top), 0)
     second = tl.maximum(others, tl.max(b_second, 0))
     total = tl.sum(tl.where(m_p, b_sum * tl.exp(b_top - safe), 0.0), 0)
-    tl.store(tokens + i_row, tl.maximum(tl.minimum(token, width - 1), 0).to(tl.int64))
+    token = tl.maximum(tl.minimum(token, width - 1), 0).to(tl.int64)
+    tl.store(tokens + i_row, token)
+    tl.store(drawn + i_row, token, mask=i_row < asked)
     tl.store(logprobs + i_row, -tl.log(total))
     tl.store(margins + i_row, top - second)
 
@@ -126,3 +130,14 @@ def pick_legal_rows(
     tl.store(drawn + i_row, token)
     tl.store(logprobs + i_row, top - safe - tl.log(total))
     tl.store(margins + i_row, top - second)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def feed_rows(token_ids, feeds, drawn, ids, rows, BLOCK: tl.constexpr):
+    """Program (block of rows): a row's own token, or the drawn one at the place that it feeds on."""
+    o_t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_t = o_t < rows
+    b_feed = tl.load(feeds + o_t, mask=m_t, other=-1)
+    b_own = tl.load(token_ids + o_t, mask=m_t, other=0)
+    b_fed = tl.load(drawn + b_feed, mask=m_t & (b_feed >= 0), other=0)
+    tl.store(ids + o_t, tl.where(b_feed >= 0, b_fed, b_own), mask=m_t)

@@ -25,7 +25,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from askmany.kernels.attend import attend
-from askmany.kernels.greedy import GreedyPick, LegalPick
+from askmany.kernels.greedy import GreedyPick, LegalPick, launch_feed
 from askmany.kernels.layout import MaskedBatch, MaskedItem
 from askmany.kernels.merge import merge
 from askmany.kernels.merge_into import launch_merge
@@ -126,6 +126,7 @@ def _rest() -> None:
     launch_merge(total, part, slice(0, rows), first=False)
     pick, legal, logits = GreedyPick(rows, width, CPU), LegalPick(rows, width, CPU), torch.empty(rows, width, dtype=HALF)
     pick.run(logits)
+    launch_feed(pick.out.tokens, torch.arange(rows), pick.out.tokens)
     which = torch.zeros(rows, dtype=torch.int32)
     legal.run(logits, which, which, torch.zeros(1, -(-width // 32), dtype=torch.int32), pick.out, torch.zeros(rows, dtype=torch.int64))
 

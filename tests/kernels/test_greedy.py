@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from askmany.kernels.greedy import GreedyPick, LegalPick
+from askmany.kernels.greedy import GreedyPick, LegalPick, feed, launch_feed, unpack
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -22,6 +22,27 @@ def test_equals_torch(rows: int, width: int, dtype: torch.dtype, device: str) ->
     torch.testing.assert_close(pick.out.logprobs[:rows].double(), wanted, rtol=1e-5, atol=1e-5)
     if width > 1:
         torch.testing.assert_close(pick.out.margins[:rows].double(), best.values[:, 0] - best.values[:, 1], rtol=0, atol=1e-5)
+
+
+def test_rows_that_ask_draw_and_all_come_home_in_one_piece(device: str) -> None:
+    logits = torch.randn(7, 5000, device=device)
+    pick = GreedyPick(9, 5000, torch.device(device))
+    drawn = torch.full((12,), -7, device=device)
+    pick.run(logits, drawn, asked=4)
+    assert torch.equal(drawn[:4], pick.out.tokens[:4])
+    assert drawn[4:].tolist() == [-7] * 8
+    home = unpack(pick.packed.to("cpu"))
+    for name in ("tokens", "logprobs", "margins"):
+        assert torch.equal(getattr(home, name)[:7], getattr(pick.out, name)[:7].cpu())
+
+
+@pytest.mark.parametrize("rows", [1, 255, 256, 700])
+def test_rows_feed_on_what_was_drawn_or_on_their_own_token(rows: int, device: str) -> None:
+    own, drawn = torch.randint(50_000, (rows,), device=device), torch.randint(50_000, (64,), device=device)
+    feeds = torch.randint(-1, 64, (rows,), device=device)
+    wanted = [int(drawn[place]) if place >= 0 else int(token) for place, token in zip(feeds.tolist(), own.tolist(), strict=True)]
+    assert launch_feed(own, feeds, drawn).tolist() == wanted
+    assert feed(own, feeds, drawn).tolist() == wanted
 
 
 def test_ties_take_the_lowest_id_across_parts(device: str) -> None:
