@@ -364,7 +364,7 @@ def answer_type(values: Mapping[str, Any], place: str) -> AnswerType:
         _ = found.grammar, found.longest
     except ValidationError as error:
         raise ConfigError(f"{place}: {_first(error, kind)}") from error
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         raise ConfigError(f"{place}: type {kind}: {error}") from error
     return found
 

@@ -99,7 +99,8 @@ class Constraints:
         if held is None:
             grammar = stream.question.grammar
             assert grammar is not None
-            ends = tuple(sorted(self._compiler.end_token_ids.union(stream.question.sampling.stop_token_ids)))
+            stops = (token_id for token_id in stream.question.sampling.stop_token_ids if token_id < self._compiler.vocabulary)
+            ends = tuple(sorted(self._compiler.end_token_ids.union(stops)))  # what the model cannot say ends nothing
             matcher = GrammarMatcher(self._compiler.compile(grammar), override_stop_tokens=list(ends))
             held = self._held[stream.stream_id] = _Held(matcher, self._states.after((grammar, ends), -1), ends)
         return held

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from askmany.engine.errors import AskmanyError, ConfigError
 from askmany.pipeline.config_file import load_config
+from askmany.pipeline.interrupt import interrupts_as_exceptions
 from askmany.pipeline.lock import IfRunning
 from askmany.pipeline.result import EXIT_CONFIG, EXIT_INTERNAL, EXIT_INTERRUPTED
 from askmany.pipeline.run import run
@@ -34,7 +35,8 @@ def main(
 def guarded(action: Callable[[], int]) -> int:
     """The action's exit code, or that of the error it ended in, which is one line on stderr."""
     try:
-        return action()
+        with interrupts_as_exceptions():
+            return action()
     except ConfigError as error:
         return _fail(str(error), EXIT_CONFIG)
     except AskmanyError as error:

@@ -18,9 +18,9 @@ from askmany.engine.request import Sampling
 
 
 class Section(BaseModel):
-    """A part of the configuration: frozen, and no key it does not know."""
+    """A part of the configuration: frozen, and no key it does not know; numbers are finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class InputConfig(Section):
@@ -94,7 +94,7 @@ class SamplingConfig(Section):
     top_k: Annotated[int, Field(ge=0)] = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    stop_token_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = ()
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
 
     @field_validator("stop", mode="before")

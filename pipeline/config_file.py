@@ -36,6 +36,7 @@ def parse_config(values: Mapping[str, Any], overrides: Sequence[str] = (), sourc
     for override in overrides:
         _apply(merged, override)
     refuse_unknown_keys(merged, RunConfig, source)
+    _refuse_half_characters(merged, source)
     try:
         return RunConfig.model_validate(merged)
     except ValidationError as error:
@@ -52,6 +53,18 @@ def refuse_unknown_keys(values: Mapping[str, Any], model: type[BaseModel], sourc
         section = _section(fields[key])
         if section is not None and isinstance(value, Mapping):
             refuse_unknown_keys(value, section, source, f"{where}.")
+
+
+def _refuse_half_characters(value: Any, source: str, path: str = "") -> None:
+    """ConfigError for text that is none: half of a surrogate pair, which nothing can be made of later."""
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            _refuse_half_characters(below, source, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for below in value:
+            _refuse_half_characters(below, source, path)
+    elif isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        raise ConfigError(f"{source}: {path}: {value!r} holds half a character (a lone surrogate)")
 
 
 def _nearest(key: str, known: list[str]) -> str:

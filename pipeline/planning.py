@@ -165,5 +165,9 @@ def read_dead_letters(store: ObjectStore) -> tuple[int, int]:
         lines = [json.loads(line) for line in store.get(DEAD_LETTERS).splitlines()]
     except FileNotFoundError:
         return 0, 0
+    except ValueError as error:
+        raise ConfigError(f"{store.uri_of(DEAD_LETTERS)}: not valid JSON lines: {error}") from error
+    if not all(isinstance(line, dict) for line in lines):
+        raise ConfigError(f"{store.uri_of(DEAD_LETTERS)}: every line must be a JSON object")
     unasked = sum(line.get("unasked_documents", 0) for line in lines)
     return sum("reason" in line for line in lines), unasked

@@ -183,13 +183,19 @@ def locked(opened: OpenedRun, if_running: IfRunning) -> Iterator[RunLock]:
     """The output's lock for the time of the block, renewed meanwhile; the main thread is interrupted when it is lost."""
     lock = RunLock(opened.store, LEASE_S)
     lock.acquire(if_running)
+    told: list[LockLostError] = []
 
     def lost(error: LockLostError) -> None:
+        told.append(error)
         os.kill(os.getpid(), signal.SIGINT)
 
     try:
         with LockKeeper(lock, LEASE_S / 4, lost):
             yield lock
+    except KeyboardInterrupt:
+        if told:
+            raise told[0] from None
+        raise
     finally:
         lock.release()
 

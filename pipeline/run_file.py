@@ -30,11 +30,13 @@ def versions() -> dict[str, str]:
 def read_run(store: ObjectStore) -> dict[str, Any] | None:
     """run.json of an output, None when there is none. ConfigError when it is not readable."""
     try:
-        values: dict[str, Any] = json.loads(store.get(RUN))
+        values = json.loads(store.get(RUN))
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise ConfigError(f"{store.uri_of(RUN)}: not valid JSON: {error}") from error
+    if not isinstance(values, dict) or not all(isinstance(values.get(key, {}), dict) for key in ("identity", "config")):
+        raise ConfigError(f"{store.uri_of(RUN)}: not a run's file: it, its `identity` and its `config` must be JSON objects")
     return values
 
 

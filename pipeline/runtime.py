@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from askmany.engine.errors import ConfigError
+from askmany.engine.errors import AskmanyError, ConfigError
 from askmany.pipeline.config import WorkersConfig
 
 _ENVIRONMENT = {
@@ -62,10 +64,25 @@ def _start(address: str | None) -> None:
             "object_store_memory": _OBJECT_STORE_BYTES,
         }
     try:
-        with _stderr_unless_raised():
+        with _stderr_unless_raised(), _own_sigterm():
             ray.init(**options)
     except ConnectionError as error:
         raise ConfigError(f"workers.address: no Ray cluster answers at {address}: {error}") from error
+    except Exception as error:  # Ray has no class of its own for a start that fails
+        raise AskmanyError(f"Ray could not be started on this machine: {error}") from error
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Put back the handler of SIGTERM that Ray replaces at its start by one that leaves the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

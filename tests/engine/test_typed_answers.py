@@ -103,6 +103,12 @@ def test_a_model_that_prefers_white_space_still_writes_compact_json(layout: str)
     assert found["object"].text == compact(OBJECT.parse(found["object"].text))
 
 
+def test_a_stop_token_that_the_model_does_not_have_ends_nothing() -> None:
+    beyond = asked("beyond", WHOLE, stop_token_ids=(100_000,))
+    found = results(typed_engine(random_model()), [Document("d", SEGMENTS, (beyond, asked("plain", WHOLE)))])
+    assert found["beyond"].answer_token_ids == found["plain"].answer_token_ids
+
+
 def test_a_string_without_end_stays_a_failure_of_its_own() -> None:
     endless = answer_type({"type": "json", "schema": {"type": "string", "pattern": "^a+$"}}, "q")
     questions = (asked("endless", endless, max_new_tokens=12), asked("whole", WHOLE), asked("free", None, max_new_tokens=9))

@@ -16,6 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 from askmany.jobs.cli import app
+from askmany.jobs.run import guarded
 from askmany.pipeline.config_file import load_config
 from tests.helpers.runs import run_values, write_jsonl
 from tests.helpers.source import ROOT
@@ -144,6 +145,18 @@ class TestRefused:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "run.json").write_text("{")
         assert "run.json: not valid JSON" in refused("run", config(tmp_path))
+        (tmp_path / "out" / "run.json").write_text('{"identity": 5}')
+        assert "run.json: not a run's file" in refused("run", config(tmp_path))
+
+
+def test_sigterm_ends_any_command_as_ctrl_c_does(capsys: pytest.CaptureFixture[str]) -> None:
+    def stopped() -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+        return 0
+
+    assert guarded(stopped) == 4
+    assert "interrupted before any answer" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -1,5 +1,6 @@
 """The configuration: what is accepted, and the one line that everything else ends in."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,12 @@ def test_overrides_are_read_as_yaml() -> None:
         (with_values(sampling={"temperature": -1, "top_k": -1}), " (and 1 more to mend)"),
         (with_values(prompt={"question": "no variable"}), "c: prompt.question: does not use"),
         (with_values(errors={"max_fraction": 2}), "c: errors.max_fraction: "),
+        (with_values(workers={"cpus": math.inf}), "c: workers.cpus: "),
+        (with_values(workers={"watchdog_s": math.inf}), "c: workers.watchdog_s: "),
+        (with_values(metrics={"heartbeat_s": math.nan}), "c: metrics.heartbeat_s: "),
+        (with_values(sampling={"stop_token_ids": [10**30]}), "c: sampling.stop_token_ids"),
+        (with_values(prompt={"instruction": "\ud800 w1"}), "c: prompt.instruction: '\\ud800 w1' holds half a character"),
+        (with_values(sampling={"stop": ["a", "\udfff"]}), "c: sampling.stop: '\\udfff' holds half a character"),
     ],
 )
 def test_bad_values_end_in_one_line_with_their_key(values: dict[str, Any], message: str) -> None:
