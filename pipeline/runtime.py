@@ -74,7 +74,7 @@ def _start(address: str | None) -> None:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Put back the handler of SIGTERM that Ray replaces at its start by one that leaves the process."""
+    """Put back the handler of SIGTERM that Ray replaces while it starts by ones that leave the process (Python's) or abort it (native)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
