@@ -1,17 +1,17 @@
 """One contender of the engine benchmark in a process of its own: python -m askmany.jobs.bench_contender JOB.json
 
-Started by `bench_gpu`, once for all cells and seeds of a pass. Prints one JSON object a line behind MARK: first how long the start took,
-then each timing.
+Started by `bench_gpu`, once for all cells and seeds of a pass. Prints one JSON object a line behind MARK: first how long the start took
+from the launch on, then each timing. Begins nothing after its time limit, which counts from the launch as well.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
-from time import perf_counter
+from time import monotonic
 from typing import Any, Protocol
 
 import torch
@@ -89,23 +89,32 @@ def _calibrated(model: LoadedModel, values: dict[str, Any], context: int, cell: 
 def main(job_file: str) -> None:
     job = json.loads(Path(job_file).read_text())
     cells = [Cell(**cell) for cell in job["cells"]]
-    started_s = perf_counter()
+    launched_s, limit_s = job["launched_s"], job["limit_s"]  # `monotonic` is one clock for all processes of a machine
     contender = make(job, cells)
     leave_out_what_is_loaded()
-    _say(start_s=perf_counter() - started_s)
+    _say(start_s=monotonic() - launched_s)
     size = vocabulary(job["shape"]) if job["shape"] else int(job["vocabulary"])
     text = json.loads(Path(job["text"]).read_text()) if job.get("text") else ()
     try:
-        for seed, index in product((WARM_UP, *job["seeds"]), job["order"]):
-            if perf_counter() - started_s > job["limit_s"]:
+        lasted_s: dict[int, float] = {}  # a cell, when it was last asked
+        for seed, index in turns(job["seeds"], job["order"]):
+            began_s = monotonic()
+            if began_s - launched_s + lasted_s.get(index, 0.0) > limit_s:
                 _say(left_out=index, seed=seed)
                 continue
             cell = warm_up(cells[index]) if seed == WARM_UP else cells[index]
             _say(cell=index, seed=seed, seconds=contender.run(cell, draw(cell, seed, size, text)))
+            lasted_s[index] = monotonic() - began_s
         _say(notes=contender.notes())
     finally:
         contender.close()
     print(END, flush=True)
+
+
+def turns(seeds: Sequence[int], order: Sequence[int]) -> list[tuple[int, int]]:
+    """Seeds and cells. Each cell's warm-up comes right before its first seed: what little time there is makes times, not warm-ups."""
+    first = [(seed, index) for index in order for seed in (WARM_UP, *seeds[:1])]
+    return first + [(seed, index) for seed in seeds[1:] for index in order]
 
 
 def warm_up(cell: Cell) -> Cell:

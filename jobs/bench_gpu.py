@@ -1,23 +1,29 @@
 """The engine against stock SGLang on one GPU, paired: python -m askmany.jobs.bench_engine gpu --shape qwen2.5-7b --suite grid --out FILE
 
-Every contender runs in a process of its own, one after the other, started once a pass for all cells. A pass goes through the contenders
-forward, the next one backward; with `--gpus`, passes run side by side, each on a GPU of its own. Each cell is asked with the same tokens
-of every contender, by seeds, after a warm-up seed. A cell's ratio is the geometric mean, over seeds and passes, of the best stock
+Every contender runs in a process of its own, one after the other, started once a pass for all cells. An even pass goes through the
+contenders forward, an odd one backward; with `--gpus`, passes run side by side, each on a GPU of its own. Each cell is asked with the same
+tokens of every contender, by seeds, after a warm-up seed. A cell's ratio is the geometric mean, over seeds and passes, of the best stock
 backend's seconds over ours, with a 95 % bootstrap interval. Which stock backends are timed is found out by a scouting pass over one seed
-(`--scout`), whose result a later call takes (`--stock`): all within 1.1x of the best of any cell. What a call will take is printed first.
+(`--scout`), whose result a later call takes (`--stock`): all within 1.1x of the best of any cell. What a call will take, and how its time
+is shared (see `bench_shares`), is printed first. The record is written after every contender of every pass. Passes that do not fit into one
+call are run by several (`--passes 1`, then `--passes 1 --first-pass 1`), whose records `merge` pools.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from rich.console import Console
@@ -26,12 +32,10 @@ from rich.table import Table
 from askmany.jobs.bench_cells import Cell, suites
 from askmany.jobs.bench_contender import RUN_TO_COMPLETION
 from askmany.jobs.bench_process import lines_of
-from askmany.jobs.bench_ratios import geometric_mean, interval, means
+from askmany.jobs.bench_ratios import geometric_mean, means, summary
 from askmany.jobs.bench_shapes import SHAPES, shape_folder
+from askmany.jobs.bench_shares import STOP_S, Shares, plan, wall_budget_s
 
-START_S = {"stock": 75.0, "ours": 45.0}  # a start with import, weights and graphs, as the wall budget counts it
-MINIMUM_S = 30.0  # that each contender is left for its cells
-STOP_S = 20.0
 CLOSE = 1.1  # a stock backend this close to the best of a cell is timed
 Times = dict[str, dict[int, list[tuple[int, int, float]]]]  # by contender and cell: (pass, seed, seconds)
 Timed = tuple[Times, dict[str, list[float]], dict[str, Any]]  # and by contender: seconds of its starts, and what it notes
@@ -39,32 +43,42 @@ Timed = tuple[Times, dict[str, list[float]], dict[str, Any]]  # and by contender
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse, announce, time, write."""
+    began_s = time.monotonic()
     options = _parser().parse_args(arguments)
     cells = [cell for name in options.suite for cell in suites()[name]]
     if options.cells:
         cells = [cells[index] for index in options.cells]
-    stock = [f"stock-{name}" for name in options.stock]
-    contenders = options.contenders or (stock if options.scout else [*stock, "interleaved", "split"])
+    contenders = options.contenders or _default_contenders(options)
     console = Console()
-    passes = 1 if options.scout else options.passes
+    passes = range(options.first_pass, options.first_pass + (1 if options.scout else options.passes))
     seeds = list(range(1 if options.scout else options.seeds))
-    _announce(console, cells, contenders, len(seeds), passes, options)
+    setup = json.loads(options.setup)
+    labels = {"model": Path(options.model).name if options.model else options.shape, "setup": setup}
+    made_with = {
+        "shape": options.shape, "seeds": seeds, "passes": len(passes), "first_pass": options.first_pass, "scouting": options.scout,
+        "environment": environment(options.commit),
+    }  # fmt: skip
+    limit_s = options.limit_s - (time.monotonic() - began_s)
+    _announce(console, cells, contenders, len(seeds), passes, limit_s, options)
+    if not made_with["environment"]["commit"]:
+        console.print("the commit is unknown (no git here): without --commit, merge cannot pool this call's passes with another's")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+
+    def keep(timed: Timed) -> dict[str, Any]:
+        times, starts, notes = timed
+        record = summarise(cells, times, labels) | labels | {"starts_s": starts, "notes": notes} | made_with
+        write(options.out, record)
+        return record
+
     with tempfile.TemporaryDirectory(prefix="askmany-bench-") as scratch:
         folder = Path(options.model) if options.model else shape_folder(options.shape, Path(scratch))
         job = {
             "folder": str(folder), "shape": "" if options.model else options.shape, "vocabulary": options.vocabulary,
             "random_weights": options.model is None, "device": options.device, "max_rows": options.max_rows,
-            "cells": [c.to_dict() for c in cells], "seeds": seeds, "text": str(options.text or ""),
-            "setup": json.loads(options.setup), "order": list(range(len(cells))),
+            "cells": [c.to_dict() for c in cells], "seeds": seeds, "text": str(options.text or ""), "setup": setup,
+            "order": list(range(len(cells))),
         }  # fmt: skip
-        times, starts, notes = run_passes(job, contenders, passes, Path(scratch), options.limit_s, options.gpus or [None])
-    labels = {"model": Path(options.model).name if options.model else options.shape, "setup": json.loads(options.setup)}
-    record = summarise(cells, times, labels) | labels | {
-        "shape": options.shape, "starts_s": starts, "notes": notes, "seeds": seeds, "passes": passes, "scouting": options.scout,
-        "environment": environment(options.commit),
-    }  # fmt: skip
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
+        record = keep(run_passes(job, contenders, passes, Path(scratch), limit_s, options.gpus or [None], keep))
     show(console, record)
     if options.plots:
         from askmany.jobs.bench_plots import plot
@@ -72,55 +86,101 @@ def main(arguments: list[str] | None = None) -> None:
         plot(record, options.plots)
 
 
+def write(path: Path, record: dict[str, Any]) -> None:
+    """The record so far, whole at any moment."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(record, indent=1) + "\n")
+    os.replace(part, path)
+
+
 def run_passes(
-    job: dict[str, Any], contenders: Sequence[str], passes: int, scratch: Path, limit_s: float, gpus: Sequence[int | None] = (None,)
+    job: dict[str, Any],
+    contenders: Sequence[str],
+    passes: Sequence[int],
+    scratch: Path,
+    limit_s: float,
+    gpus: Sequence[int | None],
+    keep: Callable[[Timed], object],
 ) -> Timed:
-    """Every contender in its own process, forward and backward in turn; pass n runs on GPU n % len(gpus), in order there. A contender may
-    take what is left of `limit_s` when those that follow on its GPU have had their start and MINIMUM_S each; what it could not begin is
-    left out, and it is stopped STOP_S later."""
+    """Every contender in its own process, all ended within `limit_s`; the n-th pass runs on GPU n % len(gpus), in order there. `keep` is
+    called with all that was timed so far whenever a contender has ended."""
+    parts = [_nothing_timed() for _ in gpus]
+    lock = Lock()
+
+    def ended(index: int, turn: Timed) -> None:
+        with lock:
+            _add(parts[index], turn)
+            keep(_joined(parts))
+
     with ThreadPoolExecutor(len(gpus)) as pool:
-        shares = [
-            pool.submit(_run_on, gpu, range(index, passes, len(gpus)), job, contenders, scratch, limit_s) for index, gpu in enumerate(gpus)
+        runs = [
+            pool.submit(_run_on, gpu, passes[index :: len(gpus)], job, contenders, scratch, limit_s, partial(ended, index))
+            for index, gpu in enumerate(gpus)
         ]
-    times, starts, notes = _nothing_timed()
-    for part in (share.result() for share in shares):
-        for name, by_cell in part[0].items():
-            for index, found in by_cell.items():
-                times[name][index] += found
-        for name, seconds in part[1].items():
-            starts[name] += seconds
-        for name, said in part[2].items():
-            notes[name] = notes.get(name, {}) | said
-    return times, starts, notes
+    for run in runs:
+        run.result()
+    return _joined(parts)
 
 
 def _nothing_timed() -> Timed:
     return defaultdict(lambda: defaultdict(list)), defaultdict(list), {}
 
 
-def _run_on(gpu: int | None, passes: Iterable[int], job: dict[str, Any], contenders: Sequence[str], scratch: Path, limit_s: float) -> Timed:
-    """One GPU's passes."""
-    times, starts, notes = _nothing_timed()
-    began = time.monotonic()
-    turns = [(number, name) for number in passes for name in (reversed(contenders) if number % 2 else contenders)]
-    for turn, (number, name) in enumerate(turns):
-        kept_s = sum(_start_s(later) + MINIMUM_S for _, later in turns[turn + 1 :])
-        share_s = limit_s - (time.monotonic() - began) - kept_s
+def _joined(parts: Iterable[Timed]) -> Timed:
+    whole = _nothing_timed()
+    for part in parts:
+        _add(whole, part)
+    return whole
+
+
+def _add(whole: Timed, part: Timed) -> None:
+    for name, by_cell in part[0].items():
+        for index, found in by_cell.items():
+            whole[0][name][index] += found
+    for name, seconds in part[1].items():
+        whole[1][name] += seconds
+    for name, said in part[2].items():
+        whole[2][name] = whole[2].get(name, {}) | said
+
+
+def _run_on(
+    gpu: int | None,
+    passes: Iterable[int],
+    job: dict[str, Any],
+    contenders: Sequence[str],
+    scratch: Path,
+    limit_s: float,
+    ended: Callable[[Timed], None],
+) -> None:
+    """One GPU's passes; `ended` is given what each turn timed."""
+    shares, began_s = Shares(passes, contenders), time.monotonic()
+    starts: dict[str, list[float]] = defaultdict(list)
+    for at, (number, name) in enumerate(shares.turns):
+        share_s = shares.share_s(at, limit_s - (time.monotonic() - began_s), starts)
         if share_s <= 0:
-            print(f"LEFT OUT for time: {name}, pass {number + 1}", flush=True)
+            print(f"LEFT OUT for time: {name}, pass {number}", flush=True)
             continue
         order = job["order"][::-1] if number % 2 else job["order"]
         file = scratch / f"{name}-{number}.json"
-        file.write_text(json.dumps(job | {"contender": name, "order": order, "limit_s": share_s}))
-        for line in lines_of(file, name, share_s + STOP_S, gpu):
-            print(f"{time.monotonic() - began:6.1f} s {name}, pass {number + 1}: {json.dumps(line)}", flush=True)
-            if "start_s" in line:
-                starts[name].append(line["start_s"])
-            elif "notes" in line or "calibrated" in line:
-                notes[name] = notes.get(name, {}) | line.get("notes", line)
-            elif line.get("seed", -1) >= 0 and "cell" in line:
-                times[name][line["cell"]].append((number, line["seed"], line["seconds"]))
-    return times, starts, notes
+        given = {"contender": name, "order": order, "launched_s": time.monotonic(), "limit_s": share_s - STOP_S}
+        file.write_text(json.dumps(job | given))
+        turn = _nothing_timed()
+        for line in lines_of(file, name, share_s, gpu):
+            print(f"{time.monotonic() - began_s:6.1f} s {name}, pass {number}: {json.dumps(line)}", flush=True)
+            _take(line, number, name, turn)
+        starts[name] += turn[1][name]
+        ended(turn)
+
+
+def _take(line: dict[str, Any], number: int, name: str, into: Timed) -> None:
+    """What a contender said of itself in a pass."""
+    times, starts, notes = into
+    if "start_s" in line:
+        starts[name].append(line["start_s"])
+    elif "notes" in line or "calibrated" in line:
+        notes[name] = notes.get(name, {}) | line.get("notes", line)
+    elif line.get("seed", -1) >= 0 and "cell" in line:
+        times[name][line["cell"]].append((number, line["seed"], line["seconds"]))
 
 
 def summarise(cells: Sequence[Cell], times: Times, labels: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -146,14 +206,12 @@ def summarise(cells: Sequence[Cell], times: Times, labels: dict[str, Any] | None
 
 
 def _row(ours: dict[tuple[int, int], float], theirs: dict[tuple[int, int], float]) -> dict[str, Any]:
-    """Ratios over the (pass, seed) pairs that both were timed under; nothing where there are none."""
+    """Ratios over the `pairs` (pass, seed) that both were timed under; nothing where there are none."""
     shared = sorted(ours.keys() & theirs.keys())
     if not shared:
         return {}
-    ratios = [theirs[key] / ours[key] for key in shared]
-    low, high = interval(ratios)
-    ours_s = geometric_mean([ours[key] for key in shared])
-    return {"ratio": geometric_mean(ratios), "low": low, "high": high, "ratios": ratios, "ours_s": ours_s}
+    ratios = summary([theirs[key] / ours[key] for key in shared])
+    return ratios | {"pairs": [list(key) for key in shared], "ours_s": geometric_mean([ours[key] for key in shared])}
 
 
 def close_backends(cells: Sequence[Cell], times: Times) -> list[str]:
@@ -163,27 +221,6 @@ def close_backends(cells: Sequence[Cell], times: Times) -> list[str]:
         own = {n: geometric_mean([s for *_, s in t[index]]) for n, t in times.items() if n.startswith("stock-") and t.get(index)}
         found |= {name for name, seconds in own.items() if seconds <= CLOSE * min(own.values())}
     return sorted(found)
-
-
-def wall_budget_s(cells: Iterable[Cell], contenders: Sequence[str], seeds: int, passes: int) -> float:
-    """A rough upper estimate of a call's seconds: starts, and each cell's prefill and answers at rates of an H200 with a 7B model."""
-    starts = sum(map(_start_s, contenders))
-    work = sum((_prefill_s(cell) + _answers_s(cell)) for cell in cells)
-    return passes * (starts + len(contenders) * (seeds + 1) * work)
-
-
-def _start_s(contender: str) -> float:
-    return START_S["stock" if contender.startswith("stock-") else "ours"]
-
-
-def _prefill_s(cell: Cell) -> float:
-    return cell.documents * cell.document_tokens / 25_000
-
-
-def _answers_s(cell: Cell) -> float:
-    rows = min(256, cell.documents * cell.questions)
-    steps = cell.new_tokens * max(1, cell.documents * cell.questions / rows)
-    return steps * (0.006 + rows * cell.document_tokens * 1.5e-8)
 
 
 def show(console: Console, record: dict[str, Any]) -> None:
@@ -215,21 +252,47 @@ def environment(commit: str) -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    if not commit:
+    with ProcessPoolExecutor(1, get_context("fork")) as pool:  # this process must hold no memory of the GPU
+        gpu = pool.submit(_gpu_name).result()
+    return {"gpu": gpu, "versions": versions, "commit": commit or _commit(), "date": time.strftime("%Y-%m-%d")}
+
+
+def _gpu_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+
+
+def _commit() -> str:
+    """Of the working folder's checkout; empty where there is none, or no git."""
+    try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-        commit = done.stdout.strip()
-    return {"gpu": gpu, "versions": versions, "commit": commit, "date": time.strftime("%Y-%m-%d")}
+    except OSError:
+        return ""
+    return done.stdout.strip()
 
 
 def _paired(found: Sequence[tuple[int, int, float]]) -> dict[tuple[int, int], float]:
     return {(number, seed): seconds for number, seed, seconds in found}
 
 
-def _announce(console: Console, cells: list[Cell], contenders: list[str], seeds: int, passes: int, options: argparse.Namespace) -> None:
-    budget_s = wall_budget_s(cells, contenders, seeds, -(-passes // max(1, len(options.gpus))))
-    console.print(f"{options.shape}: {len(cells)} cells, {', '.join(contenders)}, {seeds} seeds and a warm-up, {passes} passes")
-    console.print(f"wall budget: about {budget_s:.0f} s; nothing begins after {options.limit_s:.0f} s")
+def _default_contenders(options: argparse.Namespace) -> list[str]:
+    """Ours before stock: it is timed quickly, and what it leaves of its share is stock's. Scouting is about stock alone."""
+    stock = [f"stock-{name}" for name in options.stock]
+    return stock if options.scout else ["split", *stock]
+
+
+def _announce(
+    console: Console, cells: list[Cell], contenders: list[str], seeds: int, passes: range, limit_s: float, options: argparse.Namespace
+) -> None:
+    gpus = options.gpus or [None]
+    console.print(f"{options.shape}: {len(cells)} cells, {seeds} seeds and a warm-up, {len(passes)} passes from number {passes.start}")
+    console.print(f"contenders, in the order of even passes: {', '.join(contenders)}")
+    budget_s = wall_budget_s(cells, contenders, seeds, -(-len(passes) // len(gpus)))
+    console.print(f"wall budget: about {budget_s:.0f} s; all has ended after {limit_s:.0f} s")
+    for index, gpu in enumerate(gpus):
+        for line in plan(passes[index :: len(gpus)], contenders, limit_s):
+            console.print(line if gpu is None else f"GPU {gpu}, {line}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -241,17 +304,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cells", nargs="*", type=int, help="only these, counted from 0")
     parser.add_argument("--stock", nargs="*", default=["fa3", "flashinfer", "triton"], help="stock backends")
     parser.add_argument(
-        "--contenders", nargs="*", help="instead of the stock backends, interleaved and split; run-to-completion: interleaved so"
+        "--contenders", nargs="*", help="instead of split and the stock backends; interleaved; run-to-completion: interleaved so"
     )
     parser.add_argument("--scout", action="store_true", help="one seed, one pass: find out which stock backends count")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--first-pass", type=int, default=0, help="number of the first pass; even ones go forward, odd ones backward")
     parser.add_argument("--gpus", nargs="*", type=int, default=[], help="run passes side by side on these; default: one GPU")
     parser.add_argument("--max-rows", type=int, default=256)
     parser.add_argument("--setup", default="{}", help="JSON: fields of OursSetup (page_size, streams, batching, kv_tokens, ...)")
     parser.add_argument("--text", type=Path, help="JSON list of token ids that documents are cut from")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--limit-s", type=float, default=560.0)
+    parser.add_argument("--limit-s", type=float, default=560.0, help="all contenders have ended by then")
     parser.add_argument("--commit", default="")
     parser.add_argument("--plots", type=Path, help="folder for plots")
     parser.add_argument("--out", type=Path, required=True)

@@ -1,8 +1,9 @@
 """Several engine benchmarks' records as one: python -m askmany.jobs.bench_engine merge FILES --out jobs/measurements/engine-h200.json
 
 A row (a cell under one layout, model and setup) that is measured again takes the place of the former one; rows of the output that no file
-measures again stay. What a call was made with (versions, commit, notes, seconds) stays with the rows under `sources`. All rows come from
-one kind of GPU. `--readme` writes the README's table, `--plots` the plots, from the same file.
+measures again stay. Of one commit, other passes of a row are pooled with it, and no row gives way to one with fewer pairs; where rows of
+one commit are not pooled, why is said on stderr. What a call was made with (versions, commit, notes, seconds) stays with the rows under
+`sources`. All rows come from one kind of GPU. `--readme` writes the README's table, `--plots` the plots, from the same file.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from askmany.jobs.bench_cells import suites
 from askmany.jobs.bench_model import fits
-from askmany.jobs.bench_ratios import means
+from askmany.jobs.bench_ratios import geometric_mean, means, summary
 from askmany.jobs.bench_variants import label
 
 OF_CELL = ("work", "documents", "document_tokens", "questions", "question_tokens", "new_tokens", "spread", "cap", "cached")
 GROUP = ("work", "model", "layout", "setup_label")
-KEPT = ("model", "setup", "environment", "notes", "starts_s", "seeds", "passes", "close")  # of a record, with its rows
+KEPT = ("model", "setup", "environment", "notes", "starts_s", "seeds", "passes", "first_pass", "close")  # of a record, with its rows
 
 Row = dict[str, Any]
 Record = dict[str, Any]
@@ -66,8 +68,10 @@ def merged(held: Record | None, records: Iterable[tuple[str, Record]]) -> Record
         source = f"{name}-{hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:8]}"
         sources[source] = {"file": name} | {key: record.get(key) for key in KEPT} | {"model": _model(record)}
         for rows, into in ((_rows(name, record), table), (record.get("between", []), between)):
-            into.update({key_of(row): row for row in (_labelled(row, record, source) for row in rows)})
-    used = {row["source"] for row in (*table.values(), *between.values())}
+            for row in (_labelled(row, record, source) for row in rows):
+                held_row = into.get(key_of(row))
+                into[key_of(row)] = row if held_row is None else joined(held_row, row, sources)
+    used = {source for row in (*table.values(), *between.values()) for source in _sources(row)}
     sources = {name: source for name, source in sources.items() if name in used}
     gpus = sorted({source["environment"]["gpu"] for source in sources.values()})
     if len(gpus) != 1:
@@ -82,6 +86,55 @@ def merged(held: Record | None, records: Iterable[tuple[str, Record]]) -> Record
 def key_of(row: Row) -> tuple[Any, ...]:
     """What makes two rows the same measurement."""
     return (*(row[name] for name in OF_CELL), row["model"], row["layout"], row["setup_label"])
+
+
+def joined(held: Row, row: Row, sources: dict[str, Any]) -> Row:
+    """What becomes of a row that is measured again. An unknown commit is no one's."""
+    if row["commit"] != held["commit"] or not row["commit"]:
+        return row
+    if row["source"] in _sources(held):
+        return held
+    reason = _apart(held, row, sources)
+    if not reason:
+        return _pooled(held, row)
+    fewer = len(row["ratios"]) < len(held["ratios"])
+    cell = ", ".join(str(row[name]) for name in ("work", "model", "layout", "document_tokens", "documents", "questions", "new_tokens"))
+    said = f"{len(row['ratios'])} pairs of {row['source']} {'do not replace' if fewer else 'replace'} {len(held['ratios'])}"
+    print(f"{cell}: {said} of {held['source']}, the same commit; not pooled: {reason}", file=sys.stderr)
+    return held if fewer else row
+
+
+def _apart(held: Row, row: Row, sources: dict[str, Any]) -> str:
+    """Why two rows of one key and commit are no measurement in common; empty where they are one."""
+    if not ("pairs" in held and "pairs" in row):
+        return "a row does not name its passes"
+    if shared := {number for number, _ in held["pairs"]} & {number for number, _ in row["pairs"]}:
+        return f"both have pass {', '.join(map(str, sorted(shared)))}"
+    if row.get("best_stock") != held.get("best_stock"):
+        return f"best stock {row.get('best_stock')} and {held.get('best_stock')}"
+    former, latter = (sources[own["source"]]["environment"]["versions"] for own in (held, row))
+    return "" if former == latter and row["setup"] == held["setup"] else "other versions or another setup"
+
+
+def _pooled(held: Row, row: Row) -> Row:
+    """Both rows' pairs as one row, which names the sources of both. Seconds are the geometric mean over pairs, as each row's are."""
+    found = sorted(zip(held["pairs"] + row["pairs"], held["ratios"] + row["ratios"], strict=True))
+    both = summary([ratio for _, ratio in found]) | {"pairs": [pair for pair, _ in found], "pooled_with": _sources(held)}
+    counts = len(held["ratios"]), len(row["ratios"])
+
+    def mean(former: float, latter: float) -> float:
+        return geometric_mean([former] * counts[0] + [latter] * counts[1])
+
+    both |= {name: mean(held[name], row[name]) for name in ("ours_s", "stock_s") if name in row}
+    if "stock_all_s" in row:
+        former, latter = held["stock_all_s"], row["stock_all_s"]
+        both["stock_all_s"] = former | latter | {name: mean(former[name], latter[name]) for name in former.keys() & latter.keys()}
+    return row | both
+
+
+def _sources(row: Row) -> list[str]:
+    """The calls that a row was measured in."""
+    return [*row.get("pooled_with", ()), row["source"]]
 
 
 def work_order(work: str) -> int:

@@ -6,6 +6,7 @@ scheduler nor the KV pool knows it (both see the cap).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from askmany.engine.step import Sampled
 from askmany.jobs.bench_cells import Cell, Drawn
 
 if TYPE_CHECKING:
+    from askmany.engine.graphs import Bucket
     from askmany.engine.kernel_steps import KernelSteps
 
 KV_SHARE = 0.85  # of what is free beside the weights
@@ -169,7 +171,7 @@ class OursContender:
     def notes(self) -> dict[str, Any]:
         """What belongs beside the times."""
         metrics = self._engine.metrics
-        captured = {str(bucket.rows): round(taken, 2) for bucket, taken in self._steps.capture_s.items()} if self._steps else {}
+        captured = captured_s(self._steps.capture_s) if self._steps else {}
         reasons = [choice.reason for choice in self._choices.values()]
         return {"idle_ratio": metrics.device_idle_ratio, "steps": metrics.steps, "capture_s": captured, "reasons": reasons}
 
@@ -188,6 +190,14 @@ class OursContender:
             self._engine.lengths |= {(document.key, question.question_id): length for question in document.questions}
             self._engine.submit(document)
         list(self._engine.drain())
+
+
+def captured_s(taken: Mapping[Bucket, float]) -> dict[str, float]:
+    """Seconds by rows and kind: `64d` of decode steps alone, `64m` of steps that bring tokens in as well. Other differences are summed."""
+    found: dict[str, float] = defaultdict(float)
+    for bucket, seconds in taken.items():
+        found[f"{bucket.rows}{'d' if bucket.decode else 'm'}"] += seconds
+    return {name: round(seconds, 2) for name, seconds in found.items()}
 
 
 def load_ours(folder: Path, device: torch.device, context_tokens: int, random_weights: bool, deterministic: bool = False) -> LoadedModel:

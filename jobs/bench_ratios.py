@@ -27,6 +27,12 @@ def interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
     return float(np.exp(low)), float(np.exp(high))
 
 
+def summary(ratios: Sequence[float]) -> dict[str, Any]:
+    """A row's figures from its paired ratios."""
+    low, high = interval(ratios)
+    return {"ratio": geometric_mean(ratios), "low": low, "high": high, "ratios": list(ratios)}
+
+
 def grid_interval(rows: Sequence[Sequence[float]], seed: int = 0) -> tuple[float, float]:
     """95 % bootstrap interval of the geometric mean over cells, each with its own paired ratios; seeds are drawn within each cell."""
     rng = np.random.default_rng(seed)

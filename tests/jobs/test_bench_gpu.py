@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from askmany.jobs import bench_contender, bench_gpu
+from askmany.engine.graphs import Bucket
+from askmany.jobs import bench_contender, bench_gpu, bench_shares
 from askmany.jobs.bench_cells import Cell, draw, suites
-from askmany.jobs.bench_ours import OursSetup, _tail_rows
+from askmany.jobs.bench_ours import OursSetup, _tail_rows, captured_s
 from askmany.jobs.bench_plots import plot
 from askmany.jobs.bench_process import lines_of
 from askmany.jobs.bench_ratios import geometric_mean, grid_interval, interval
@@ -54,9 +55,11 @@ def test_the_command_pairs_contenders_and_writes_its_record(tmp_path: Path, monk
         index = 0 if row["work"] == "tiny" else 1
         theirs, ours = (record["seconds"][name][str(index)] for name in ("transformers", row["layout"]))
         assert len(ours) == 4
+        assert row["pairs"] == [[number, seed] for number in range(2) for seed in range(2)]
         assert row["ratio"] == pytest.approx(geometric_mean(theirs) / geometric_mean(ours))
     assert record["environment"]["commit"] == "abc"
     assert (tmp_path / "plots").is_dir()
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["engine.json"]
 
 
 def test_p_of_the_interleaved_layout_is_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +132,136 @@ def test_nothing_begins_after_the_limit(tmp_path: Path, monkeypatch: pytest.Monk
     assert json.loads((tmp_path / "o.json").read_text())["table"] == []
 
 
+@pytest.mark.parametrize("contenders", [["split", "stock-fa3"], ["stock-fa3", "split"], ["stock-fa3", "stock-triton", "split"]])
+def test_a_contender_that_takes_all_it_may_leaves_the_others_their_start_and_a_part(contenders: list[str]) -> None:
+    shares, left_s, starts = bench_shares.Shares([0, 1, 2], contenders), 1400.0, {"split": [24.0, 40.0]}
+    for at, (_, name) in enumerate(shares.turns[: 2 * len(contenders)]):
+        share_s = shares.share_s(at, left_s, starts)
+        assert share_s >= (40.0 if name == "split" else bench_shares.START_S["stock"]) + bench_shares.LEAST_S
+        left_s -= share_s
+    assert left_s >= 0
+    assert left_s == pytest.approx(0.0) or shares.share_s(2 * len(contenders), left_s, starts) > 0
+
+
+def test_what_a_contender_leaves_is_shared_mostly_with_stock() -> None:
+    shares = bench_shares.Shares([0], ["split", "stock-fa3"])
+    first_s = shares.share_s(0, 560.0, {})
+    over_s = 560.0 - 85 - 130 - 2 * bench_shares.LEAST_S
+    assert first_s == pytest.approx(85 + bench_shares.LEAST_S + over_s / 5)
+    assert shares.share_s(1, 500.0, {}) == 500.0
+    backward = bench_shares.Shares([1], ["split", "stock-fa3"])
+    assert backward.turns == [(1, "stock-fa3"), (1, "split")]
+    assert backward.share_s(0, 560.0, {}) == pytest.approx(560.0 - first_s)
+
+
+def test_a_later_pass_is_whole_or_left_out() -> None:
+    """It begins where the starts were quick; the first pass runs in any case, with less for each."""
+    contenders = ["split", "stock-fa3"]
+    quick = {"split": [30.0], "stock-fa3": [60.0]}
+    for starts, runs in (({}, False), (quick, True)):
+        shares = bench_shares.Shares([0, 1], contenders)
+        assert all(shares.share_s(at, 400.0, starts) > 0 for at in range(2))
+        assert [shares.share_s(at, left_s, starts) > 0 for at, left_s in ((2, 250.0), (3, 120.0))] == [runs, runs]
+    tight = bench_shares.Shares([0], ["stock-fa3", "stock-flashinfer", "stock-triton"])
+    assert tight.share_s(0, 305.0, {}) == pytest.approx(90.0)
+    assert tight.share_s(1, 40.0, {}) == 0.0
+
+
+def test_contenders_and_the_plan_are_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+
+    def lines_of(job_file: Path, name: str, most_s: float, gpu: int | None) -> list[dict[str, Any]]:
+        told.append(capsys.readouterr().out)
+        job = json.loads(job_file.read_text())
+        assert job["limit_s"] == pytest.approx(most_s - bench_shares.STOP_S)
+        assert 0 <= time.monotonic() - job["launched_s"] < 100
+        return []
+
+    monkeypatch.setattr(bench_gpu, "lines_of", lines_of)
+    bench_gpu.main(["--suite", "long", "--stock", "fa3", "flashinfer", "--limit-s", "520", "--out", str(tmp_path / "o.json")])
+    text = " ".join(told[0].split())
+    assert "contenders, in the order of even passes: split, stock-fa3, stock-flashinfer" in text
+    assert "pass 0: split " in text
+    short, later = bench_shares.plan(range(2), ["split", "stock-fa3", "stock-flashinfer"], 520.0)
+    assert short.endswith("; stock-flashinfer 230 s, a start of up to 200 s in it (TOO SHORT)")
+    assert later == "pass 1: only if the passes before it leave enough"
+
+
+def test_what_was_measured_is_written_after_every_contender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there is no git."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    out, rows = tmp_path / "engine.json", []
+
+    def lines_of(job_file: Path, name: str, most_s: float, gpu: int | None) -> list[dict[str, Any]]:
+        rows.append(json.loads(out.read_text())["table"] if out.exists() else None)
+        if len(rows) == 4:
+            raise KeyboardInterrupt
+        return [{"start_s": 1.0}, {"cell": 0, "seed": 0, "seconds": 1.0 if name == "split" else 2.0}]
+
+    monkeypatch.setattr(bench_gpu, "lines_of", lines_of)
+    with pytest.raises(KeyboardInterrupt):
+        bench_gpu.main(["--cells", "0", "--contenders", "split", "stock-fa3", "--limit-s", "5000", "--out", str(out)])
+    assert [found and len(found) for found in rows] == [None, [], 1, 1]
+    record = json.loads(out.read_text())
+    assert (record["table"][0]["ratios"], record["table"][0]["pairs"]) == ([2.0], [[0, 0]])
+    assert record["starts_s"] == {"split": [1.0], "stock-fa3": [1.0, 1.0]}
+    assert record["environment"]["commit"] == ""
+
+
+def test_passes_can_be_split_over_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, list[int]]] = []
+
+    def lines_of(job_file: Path, name: str, most_s: float, gpu: int | None) -> list[dict[str, Any]]:
+        ran.append((name, json.loads(job_file.read_text())["order"]))
+        return [{"cell": i, "seed": 0, "seconds": 1.0} for i in range(2)]
+
+    monkeypatch.setattr(bench_gpu, "lines_of", lines_of)
+    out = tmp_path / "o.json"
+    bench_gpu.main([*COMMAND[:-3], "transformers", "split", "--first-pass", "3", "--passes", "1", "--out", str(out)])
+    assert ran == [("split", [1, 0]), ("transformers", [1, 0])]
+    record = json.loads(out.read_text())
+    assert [row["pairs"] for row in record["table"]] == [[[3, 0]]] * 2
+    assert (record["first_pass"], record["passes"]) == (3, 1)
+
+
+def test_a_contender_ends_itself_in_time_counted_from_its_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its start is in its limit; a cell that would not end in time is left out for one that will; it gives its notes."""
+    now_s = [1000.0]
+    lasts_s = {"long": 40.0, "short": 5.0}
+
+    class Paced:
+        def run(self, cell: Cell, drawn: Any) -> float:
+            now_s[0] += lasts_s[cell.work]
+            return lasts_s[cell.work]
+
+        def notes(self) -> dict[str, Any]:
+            return {"steps": 7}
+
+        def close(self) -> None:
+            pass
+
+    def make(job: dict[str, Any], cells: list[Cell]) -> Paced:
+        now_s[0] += 60.0
+        return Paced()
+
+    monkeypatch.setattr(bench_contender, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(bench_contender, "make", make)
+    job = {"cells": [Cell(name, 8, 1, 4).to_dict() for name in lasts_s], "shape": "tiny", "seeds": [0, 1, 2], "order": [0, 1]}
+    (tmp_path / "job.json").write_text(json.dumps(job | {"launched_s": 990.0, "limit_s": 175.0}))
+    lines = in_process(tmp_path / "job.json", "split", 200.0)
+    assert lines[0] == {"start_s": 70.0}
+    assert [(line["cell"], line["seed"]) for line in lines if "cell" in line] == [(0, -1), (0, 0), (1, -1), (1, 0), (1, 1), (1, 2)]
+    assert [(line["left_out"], line["seed"]) for line in lines if "left_out" in line] == [(0, 1), (0, 2)]
+    assert lines[-1] == {"notes": {"steps": 7}}
+
+
+def test_captures_of_decode_and_mixed_steps_are_told_apart() -> None:
+    taken = {Bucket(64, 64, True): 1.0, Bucket(64, 64, False): 2.0, Bucket(64, 8, False, 4): 0.504}
+    assert captured_s(taken) == {"64d": 1.0, "64m": 2.5}
+
+
 def test_passes_side_by_side_each_have_a_gpu_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward on one, backward on the other; seconds are paired within a pass, and so within a GPU."""
     ran: dict[int | None, list[tuple[str, list[int]]]] = {}
@@ -187,7 +320,7 @@ def test_suites_are_the_published_sizes() -> None:
     (loogle,) = found["loogle"]
     assert (loogle.documents, loogle.most_tokens, loogle.cached) == (6, 300, False)
     assert {name for name in SHAPES if "7b" in name} == {"codellama-7b", "qwen2.5-7b"}
-    assert bench_gpu.wall_budget_s(found["grid"], ["stock-fa3", "split"], 3, 2) > 200
+    assert bench_shares.wall_budget_s(found["grid"], ["stock-fa3", "split"], 3, 2) > 200
 
 
 def test_means_intervals_and_fits() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,23 @@ import pytest
 from askmany.jobs import bench_gpu, bench_merge, tables_engine
 from askmany.jobs.bench_cells import Cell, suites
 from askmany.jobs.bench_merge import merged
-from askmany.jobs.bench_ratios import geometric_mean
+from askmany.jobs.bench_ratios import geometric_mean, interval
 
 ENVIRONMENT = {"gpu": "Some GPU", "versions": {"torch": "2.11", "sglang": "0.5"}, "commit": "abcdef0123456789", "date": "2026-01-01"}
 ROOT = Path(__file__).parents[2]
 
 
 def record(
-    cells: list[Cell], seconds: dict[str, list[float]], model: str = "qwen2.5-7b", commit: str = "abcdef0123456789", **values: Any
+    cells: list[Cell],
+    seconds: dict[str, list[float]],
+    model: str = "qwen2.5-7b",
+    commit: str = "abcdef0123456789",
+    pairs: Sequence[tuple[int, int]] = ((0, 0), (1, 0)),
+    **values: Any,
 ) -> dict[str, Any]:
-    """What `bench_gpu` writes when each contender took `seconds` for each cell, a little more in the second pass."""
+    """What `bench_gpu` writes when each contender took `seconds` for each cell, a little more in a later pass, for (pass, seed)."""
     times: Any = {
-        name: {i: [(number, 0, own * (1 + 0.01 * number)) for number in range(2)] for i, own in enumerate(found)}
+        name: {i: [(number, seed, own * (1 + 0.01 * number)) for number, seed in pairs] for i, own in enumerate(found)}
         for name, found in seconds.items()
     }
     labels = {"model": model, "setup": values.pop("setup", {})}
@@ -57,6 +63,61 @@ def test_merging_the_same_file_twice_changes_nothing() -> None:
     first = merged(None, [("a", grid([2.0]))])
     assert merged(first, [("a", grid([2.0]))]) == first
     assert merged(json.loads(json.dumps(first)), []) == first
+
+
+FORWARD, BACKWARD = ((0, 0), (0, 1), (0, 2)), ((1, 0), (1, 1), (1, 2))
+
+
+def test_passes_of_several_calls_are_pooled(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = suites()["mixed"]
+    back = record(cells, {"stock-fa3": [4.0], "run-to-completion": [3.0], "split": [1.0]}, pairs=BACKWARD)
+    forth = record(cells, {"stock-fa3": [9.0], "stock-triton": [9.5], "run-to-completion": [3.0], "split": [1.5]}, pairs=FORWARD[:2])
+    found = merged(merged(None, [("back", back)]), [("forth", forth)])
+    row = next(row for row in found["table"] if row["layout"] == "split")
+    assert row["pairs"] == [[0, 0], [0, 1], [1, 0], [1, 1], [1, 2]]
+    assert row["ratios"] == pytest.approx([6.0, 6.0, 4.0, 4.0, 4.0])
+    assert row["ratio"] == pytest.approx(geometric_mean(row["ratios"]))
+    assert (row["low"], row["high"]) == interval(row["ratios"])
+    assert row["ours_s"] == pytest.approx(geometric_mean([1.5, 1.5, 1.01, 1.01, 1.01]))
+    assert row["stock_s"] == row["stock_all_s"]["stock-fa3"] == pytest.approx(row["ratio"] * row["ours_s"])
+    assert row["stock_all_s"]["stock-triton"] == pytest.approx(9.5)
+    assert next(row for row in found["between"] if row["layout"] == "split")["ratios"] == pytest.approx([2.0, 2.0, 3.0, 3.0, 3.0])
+    assert {source["file"] for source in found["sources"].values()} == {"back", "forth"}
+    assert merged(json.loads(json.dumps(found)), [("forth", forth), ("back", back)]) == found, "a file once more changes nothing"
+    assert capsys.readouterr().err == ""
+
+
+def test_no_row_gives_way_to_fewer_pairs_of_its_commit(capsys: pytest.CaptureFixture[str]) -> None:
+    both = merged(None, [("a", grid([2.0], pairs=FORWARD)), ("b", grid([2.0], pairs=BACKWARD))])
+    assert merged(both, [("c", grid([5.0], pairs=BACKWARD))]) == both
+    told = capsys.readouterr().err
+    assert told.startswith("grid, qwen2.5-7b, split, 8192, 1, 64, 128: 3 pairs of c-")
+    assert "do not replace 6 of b-" in told
+    assert told.endswith("the same commit; not pooled: both have pass 1\n")
+    again = merged(both, [("d", grid([5.0], pairs=FORWARD + BACKWARD))])
+    assert [row["ratio"] for row in again["table"]] == pytest.approx([5.0])
+    assert "6 pairs of d-" in capsys.readouterr().err
+    newer = merged(both, [("e", grid([5.0], pairs=FORWARD[:1], commit="fff"))])
+    assert [len(row["ratios"]) for row in newer["table"]] == [1]
+    assert capsys.readouterr().err == ""
+
+
+def test_passes_that_were_not_measured_alike_are_not_pooled(capsys: pytest.CaptureFixture[str]) -> None:
+    first, cells = ("a", grid([2.0], pairs=FORWARD)), suites()["grid"][:1]
+    other_best = record(cells, {"stock-fa3": [2.0], "stock-triton": [1.9], "split": [1.0]}, pairs=BACKWARD)
+    updated = grid([2.0], pairs=BACKWARD, environment=ENVIRONMENT | {"versions": {"torch": "2.12", "sglang": "0.5"}})
+    old = grid([2.0], pairs=BACKWARD)
+    for row in old["table"]:
+        del row["pairs"]
+    for other, reason in (
+        (other_best, "best stock stock-triton and stock-fa3"),
+        (updated, "other versions"),
+        (old, "does not name its passes"),
+    ):
+        assert [len(row["ratios"]) for row in merged(None, [first, ("b", other)])["table"]] == [3]
+        assert reason in capsys.readouterr().err
+    nameless = [(name, grid([2.0], pairs=pairs, commit="")) for name, pairs in (("a", FORWARD), ("b", BACKWARD[:1]))]
+    assert [len(row["ratios"]) for row in merged(None, nameless)["table"]] == [1]
 
 
 def test_models_layouts_and_setups_are_different_rows() -> None:
@@ -120,8 +181,8 @@ def test_the_readme_follows_the_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "| grid | qwen2.5-7b | split | 2 | 1.34x | - | 0.90x (8,192 tokens, 128 questions, 128 new) | 1.32x |" in text
     assert "| worst | qwen2.5-7b | split | 1 | 0.97x | - | 0.97x (512 tokens, 1 questions, 16 new) | worst cell 0.93x |" in text
     assert text.index("| grid |") < text.index("| worst |")
-    losses = text[text.index("Slower than") : text.index("<details>")]
-    assert losses.startswith("Slower than the best stock backend in 2 of 3 cells:")
+    losses = text[text.index("`split`: slower than") : text.index("<details>")]
+    assert losses.startswith("`split`: slower than the best stock backend in 2 of 3 cells:")
     assert "- grid, qwen2.5-7b, split, 8,192 tokens, 128 questions, 128 new: 0.90x (0.90 to 0.90), the whole interval" in losses
     assert text[text.index("<details>") :].count("\n| ") == 1 + 3
     assert tables_engine.main([str(readme), str(out), "--check"]) == 0
@@ -135,7 +196,19 @@ def test_the_readme_follows_the_file(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_no_loss_is_said_too() -> None:
-    assert "No cell of 1 is slower than the best stock backend." in tables_engine.markdown(merged(None, [("a", grid([2.0]))]))
+    assert "`split`: no cell of 1 is slower than the best stock backend." in tables_engine.markdown(merged(None, [("a", grid([2.0]))]))
+
+
+def test_losses_of_the_baselines_are_not_those_of_the_product() -> None:
+    seconds = {"stock-fa3": [2.0, 2.0], "interleaved": [4.0, 1.0], "run-to-completion": [5.0, 1.0], "split": [1.0, 2.5]}
+    text = tables_engine.markdown(merged(None, [("a", record(suites()["grid"][:2], seconds))]))
+    own, others = text[text.index("`split`: slower") :].split("\n\n<details>")[0].split("Interleaved modes: ")
+    assert own.startswith("`split`: slower than the best stock backend in 1 of 2 cells:")
+    assert [line.split(", ")[2] for line in own.splitlines() if line.startswith("- ")] == ["split"]
+    assert others.startswith("slower than the best stock backend in 2 of 4 cells:")
+    assert "- grid, qwen2.5-7b, interleaved, 8,192 tokens, 64 questions, 128 new: 0.50x" in others
+    alone = merged(None, [("a", record(suites()["grid"][:1], {"stock-fa3": [2.0], "interleaved": [1.0]}))])
+    assert "slower than" not in tables_engine.markdown(alone)
 
 
 def test_plots_are_those_of_the_published_evaluation(tmp_path: Path) -> None:
