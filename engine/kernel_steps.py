@@ -79,7 +79,8 @@ class KernelSteps:
         self._held: HeldRows | None = None  # from the first step with a held row on
         self._graphs: GraphRunner | None = None
         if capturer is not None:
-            self._graphs = GraphRunner(maker.buckets, self._make, maker.fits, capturer, maker.empty, self._drawn)
+            make = partial(_graph_space, maker, self._drawn)  # not bound to these steps: what holds a KV pool goes with its last reference
+            self._graphs = GraphRunner(maker.buckets, make, maker.fits, capturer, maker.empty, self._drawn)
 
     @property
     def capture_s(self) -> dict[Bucket, float]:
@@ -174,10 +175,6 @@ class KernelSteps:
         if self._eager:
             self._eager.layout.check()
 
-    def _make(self, bucket: Bucket, step: PagedRows) -> StepSpace:
-        with torch.inference_mode(False):  # buffers that live longer than a step
-            return self._maker.space(bucket, step, self._drawn)
-
     def _load_eagerly(self, step: PagedRows, feeds: list[int]) -> tuple[StepSpace, Work]:
         if self._eager is None:
             with torch.inference_mode(False):
@@ -198,3 +195,8 @@ class KernelSteps:
         last = max(step.positions, default=0)
         if last >= self._context_tokens:
             raise EngineError(f"model {self._name}: position {last} lies beyond its context of {self._context_tokens} tokens")
+
+
+def _graph_space(maker: SpaceMaker, drawn: Tensor, bucket: Bucket, step: PagedRows) -> StepSpace:
+    with torch.inference_mode(False):  # buffers that live longer than a step
+        return maker.space(bucket, step, drawn)

@@ -1,8 +1,9 @@
 """P of the interleaved layout, measured on a run's own documents: python -m askmany.jobs.bench_engine calibrate run.yaml
 
 The calibration set is the first documents of the input with all their questions, as the published method does it (Parallel Prompting,
-arXiv 2611.15130). Each P answers the whole set once to warm up and once timed, documents' prefill included, which is the same for every P.
-The model is loaded once. Nothing is written into the run's output; the result is a line for its configuration.
+arXiv 2611.15130). Each P has its graphs captured, then answers the whole set once to warm up and once timed, documents' prefill included,
+which is the same for every P. The model is loaded once. Nothing is written into the run's output; the result is a line for its
+configuration.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from askmany.engine.models import ResolvedModel
 from askmany.engine.pipelined import PipelinedEngine
 from askmany.engine.request import Document
 from askmany.engine.tokenizer import TextTokenizer
+from askmany.jobs.bench_ours import hand_back
 from askmany.pipeline import building
 from askmany.pipeline.config_file import load_config
 from askmany.pipeline.documents import SourceDocument
@@ -56,18 +58,27 @@ class Bench:
         return produced / (perf_counter() - started_s)
 
     def engine(self, streams: int) -> Engine:
-        """A fresh engine with P = `streams` over the loaded model."""
+        """A fresh engine with P = `streams` over the loaded model, its graphs captured."""
         config = self.config.model_copy(update={"streams": streams})
         make: type[Engine] = Engine
         if self.executor.pool.device.type == "cuda":
             from askmany.engine.kernel_loading import load_steps
 
             self.executor.steps = None  # its graphs go before new ones come
-            torch.cuda.empty_cache()
-            self.executor.steps = load_steps(self.executor.model, self.executor.pool, config, self.context_tokens)  # type: ignore[arg-type]
-            make = PipelinedEngine if self.executor.steps else Engine
+            hand_back(self.executor.pool.device)
+            steps = load_steps(self.executor.model, self.executor.pool, config, self.context_tokens)  # type: ignore[arg-type]
+            if steps is not None:
+                self.executor.steps, make = steps, PipelinedEngine
+                steps.warm_run(*self.most_rows(streams))
         tokenizer = TextTokenizer(self.model.folder)
         return make(build_scheduler(config), self.executor, tokenizer, eos_token_ids=self.model.eos_token_ids)
+
+    def most_rows(self, streams: int) -> tuple[int, int]:
+        """Rows of a step that answers the calibration set with P = `streams`, at most: of all documents, in whole requests, and of one."""
+        limits = self.config.model_copy(update={"streams": streams}).limits
+        requests = sum(-(-len(document.questions) // streams) for document in self.documents)
+        most = max(len(document.questions) for document in self.documents)
+        return min(limits.requests, requests) * limits.streams, min(limits.max_rows, most)
 
     def _answer(self, engine: Engine) -> int:
         for document in self.documents:

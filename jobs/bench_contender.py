@@ -21,7 +21,7 @@ from askmany.engine.config import DEFAULT_INTERLEAVED_STREAMS
 from askmany.engine.garbage import leave_out_what_is_loaded
 from askmany.engine.model import LoadedModel
 from askmany.jobs.bench_cells import Cell, Drawn, draw
-from askmany.jobs.bench_ours import OursContender, OursSetup, load_ours
+from askmany.jobs.bench_ours import OursContender, OursSetup, free_tokens, hand_back, load_ours
 from askmany.jobs.bench_shapes import vocabulary
 
 WARM_UP = -1  # the seed whose time does not count
@@ -69,19 +69,24 @@ def make(job: dict[str, Any], cells: list[Cell]) -> Contender:
     if values["layout"] == "interleaved" and values.get("streams") is None:
         values["streams"] = min(DEFAULT_INTERLEAVED_STREAMS, max(cell.questions for cell in cells))
     if values.get("streams") == "calibrate":
+        values["kv_tokens"] = values.get("kv_tokens") or free_tokens(model, OursSetup(**values | {"streams": None}), context)
         values["streams"], reason = _calibrated(model, values, context, cells[0], vocabulary(job["shape"]))
         _say(calibrated=reason)
     return OursContender(model, OursSetup(**values), context, cells)
 
 
 def _calibrated(model: LoadedModel, values: dict[str, Any], context: int, cell: Cell, size: int) -> tuple[int, str]:
-    """P of the interleaved layout by the first cell under a seed of its own."""
+    """P of the interleaved layout by the first cell under a seed of its own. Each candidate has the pool of `kv_tokens` in `values`, the
+    one before having handed back its own."""
     drawn = draw(cell, CALIBRATION, size)
 
     def tokens_per_s(streams: int) -> float:
         contender = OursContender(model, OursSetup(**(values | {"streams": streams})), context, [cell])
         contender.run(cell, drawn)
-        return sum(map(sum, drawn.lengths)) / contender.run(cell, drawn)
+        taken_s = contender.run(cell, drawn)
+        del contender
+        hand_back(model.device)
+        return sum(map(sum, drawn.lengths)) / taken_s
 
     return calibrated_streams(tokens_per_s, most=min(values["max_rows"], cell.questions))
 

@@ -20,6 +20,7 @@ from askmany.jobs.bench_cells import suites
 from askmany.jobs.bench_model import fits
 from askmany.jobs.bench_ratios import geometric_mean, means, summary
 from askmany.jobs.bench_variants import label
+from askmany.jobs.step_floor import apart
 
 OF_CELL = ("work", "documents", "document_tokens", "questions", "question_tokens", "new_tokens", "spread", "cap", "cached")
 GROUP = ("work", "model", "layout", "setup_label")
@@ -77,9 +78,10 @@ def merged(held: Record | None, records: Iterable[tuple[str, Record]]) -> Record
     if len(gpus) != 1:
         raise ValueError(f"rows of one table come from one kind of GPU, these from {', '.join(gpus) or 'none'}")
     rows = sorted(table.values(), key=_order)
+    compared, _ = apart(rows)
     return {
-        "gpu": gpus[0], "table": rows, "means": means(rows, GROUP), "between": sorted(between.values(), key=_order),
-        "fits": fits(rows), "sources": sources,
+        "gpu": gpus[0], "table": rows, "means": means(compared, GROUP), "between": sorted(between.values(), key=_order),
+        "fits": fits(compared), "sources": sources,
     }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ scheduler nor the KV pool knows it (both see the cap).
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from askmany.engine.engine import Engine
 from askmany.engine.executor import TorchExecutor
 from askmany.engine.host_threads import keep_host_work_in_one_thread
 from askmany.engine.kv_pool import KVPool
+from askmany.engine.metrics import Metrics
 from askmany.engine.model import LoadedModel
 from askmany.engine.pipelined import PipelinedEngine
 from askmany.engine.request import Document, FinishReason, Question, Sampling, Stream, StreamResult
@@ -114,7 +116,7 @@ class OursContender:
     ) -> None:
         """What decode steps of `cells` need is captured now. Without `constraints`, no question may have a grammar."""
         device = model.device
-        fits = _free_tokens(model, setup, context_tokens) if setup.kv_tokens is None else setup.kv_tokens
+        fits = free_tokens(model, setup, context_tokens) if setup.kv_tokens is None else setup.kv_tokens
         config = setup.config(fits // setup.page_size * setup.page_size, device.type)
         pool = KVPool(model.kv_shape, config.kv_pages * config.page_size, device)
         steps = None
@@ -175,6 +177,11 @@ class OursContender:
         reasons = [choice.reason for choice in self._choices.values()]
         return {"idle_ratio": metrics.device_idle_ratio, "steps": metrics.steps, "capture_s": captured, "reasons": reasons}
 
+    @property
+    def metrics(self) -> Metrics:
+        """Everything counted so far."""
+        return self._engine.metrics
+
     def launches(self) -> dict[str, int]:
         """What the device has run so far: replays by bucket, steps without a graph, picks under masks, captures. Empty on a CPU."""
         if self._steps is None:
@@ -225,6 +232,13 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def hand_back(device: torch.device) -> None:
+    """What nothing refers to any more becomes free memory of the device, reference cycles and PyTorch's cache included."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def _choice(cell: Cell, config: EngineConfig) -> Choice:
     kv_tokens = config.kv_pages * config.page_size
     expected = Expected(cell.document_tokens, cell.questions, cell.question_tokens, cell.new_tokens)
@@ -252,7 +266,8 @@ def _tail_rows(cell: Cell, config: EngineConfig) -> list[int]:
     return found
 
 
-def _free_tokens(model: LoadedModel, setup: OursSetup, context_tokens: int) -> int:
+def free_tokens(model: LoadedModel, setup: OursSetup, context_tokens: int) -> int:
+    """KV tokens for which there is memory now, with some to spare."""
     from askmany.engine.memory import free_bytes
 
     if model.device.type == "cpu":

@@ -16,6 +16,7 @@ from typing import Any
 from askmany.jobs.bench_model import point_of
 from askmany.jobs.bench_ratios import geometric_mean
 from askmany.jobs.bench_variants import label
+from askmany.jobs.step_floor import apart
 
 AXES = {
     "document_tokens": "document tokens", "questions": "questions", "new_tokens": "new tokens", "documents": "documents a batch",
@@ -31,7 +32,7 @@ Series = dict[str, list[tuple[float, float]]]
 def plot(record: Mapping[str, Any], folder: Path) -> list[Path]:
     """One SVG for each of AXES along which two rows alike otherwise differ, one of seconds over P, one of the fits; their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows, made = record["table"], []
+    rows, made = apart(record["table"])[0], []
     for axis in AXES:
         if panels := _panels(rows, axis, ("ratio",)):
             made.append(_figure(panels, AXES[axis], OVER_STOCK, folder / f"speedup-{axis}.svg", level=1.0))

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,11 @@ def lines_of(job_file: Path, name: str, most_s: float, gpu: int | None = None) -
     A contender that fails or is stopped is told of on the terminal; what it had said stands. After its END it is ended with all that it
     started: compilers that its libraries keep would hold its output open for ever.
     """
-    command = [sys.executable, "-m", "askmany.jobs.bench_contender", str(job_file)]
+    return lines_from([sys.executable, "-m", "askmany.jobs.bench_contender", str(job_file)], name, most_s, gpu)
+
+
+def lines_from(command: Sequence[str], name: str, most_s: float, gpu: int | None = None) -> Iterator[dict[str, Any]]:
+    """As `lines_of`, from any command that says MARK and END."""
     environment = os.environ if gpu is None else os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)}
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, env=environment)

@@ -1,8 +1,8 @@
 """The README's engine table from the merged benchmark: python -m askmany.jobs.tables_engine README.md jobs/measurements/engine-h200.json
 
 Replaces what stands between `<!-- engine -->` and `<!-- /engine -->`: the mean of each work, model and layout beside what was published of
-the interleaved method, every loss by name (`split` and the interleaved modes apart), and all cells. Without the file it says that nothing
-was measured. `--check` only compares.
+the interleaved method, every loss by name (`split` and the interleaved modes apart), decode steps beside their floors, and all cells.
+Without the file it says that nothing was measured. `--check` only compares.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from askmany.jobs.bench_merge import work_order
 from askmany.jobs.markers import between, options_of, put
+from askmany.jobs.step_floor import apart
 
 NOT_MEASURED = "Not measured yet."
 PUBLISHED = {
@@ -35,13 +36,17 @@ def markdown(record: Mapping[str, Any] | None) -> str:
     """What stands between the markers."""
     if record is None or not record["table"]:
         return NOT_MEASURED
-    rows = record["table"]
-    parts = [_head(record), _means(record["means"]), *filter(None, [_losses(rows)])]
+    rows, floors = apart(record["table"])
+    parts = [_head(record)]
+    if rows:
+        parts += [_means(record["means"]), *filter(None, [_losses(rows)])]
+    if floors:
+        parts.append(_floors(floors))
     if record["between"]:
         parts.append(_between(record["between"]))
     if record["fits"]:
         parts.append(_fits(record["fits"]))
-    return "\n\n".join([*parts, _details(rows)])
+    return "\n\n".join([*parts, _details(rows)] if rows else parts)
 
 
 def write(readme: Path, record: Mapping[str, Any] | None) -> None:
@@ -118,6 +123,24 @@ def _between(rows: Iterable[Row]) -> str:
 
 def _continuous(row: Row) -> str:
     return PUBLISHED_CONTINUOUS if row["layout"] == "interleaved" and row["work"] == "mixed lengths" else "-"
+
+
+def _floors(rows: Sequence[Row]) -> str:
+    """Rows of `bench_floor`, whose ratio is the better the less it is."""
+    names = ("model shape", "layout", "document", "rows", "ms a step", "floor ms", "step over floor", "of all runs", "GPU idle")
+    lines = (
+        (
+            r["model"], _layout(r), f"{r['document_tokens']:,}", str(r["questions"]), f"{r['ours_s'] * 1e3:.2f}",
+            f"{r['stock_s'] * 1e3:.2f}", f"{r['ratio']:.2f}", f"{r['low']:.2f} to {r['high']:.2f}",
+            "-" if r["idle_ratio"] is None else f"{r['idle_ratio']:.1%}",
+        )
+        for r in rows
+    )  # fmt: skip
+    peaks = sorted({f"{r['bytes_per_s'] / 1e12:.3g} TB/s and {r['flop_per_s'] / 1e12:.3g} TFLOP/s" for r in rows})
+    words = (
+        f"A decode step against its floor (of each operation bytes or FLOPs, whichever take longer, at {', '.join(peaks)}), host included"
+    )
+    return f"{words}:\n\n{_table(names, lines)}"
 
 
 def _fits(fits: Iterable[Row]) -> str:

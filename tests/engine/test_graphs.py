@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from askmany.engine.graphs import PATIENCE_CLOSER, PATIENCE_FIRST, Bucket, GraphRunner, request_buckets, row_buckets
+from askmany.engine.kv_pool import KVPool
 from askmany.engine.model_transformers import TransformersModel
 from askmany.engine.paged import PagedRows
 from askmany.engine.request import Document, Question, Sampling, StreamResult
@@ -17,7 +20,7 @@ from askmany.kernels.store import launch_store, launch_store_ids
 from tests.engine.test_isolation import tokens
 from tests.engine.test_kernel_steps import config_of, same
 from tests.helpers.interpreter import INTERPRETED
-from tests.helpers.kernel_engines import CONFIGS, kernel_engine
+from tests.helpers.kernel_engines import CONFIGS, kernel_engine, kernel_steps
 from tests.helpers.recorded import RecordingCapturer
 from tests.helpers.tiny_models import random_model
 from tests.helpers.torch_engines import Key, poisoned_engine
@@ -207,6 +210,29 @@ def test_a_warmed_run_captures_nothing_later(monkeypatch: pytest.MonkeyPatch) ->
     assert len(list(engine.drain())) == 6
     assert list(steps.capture_s) == captured
     assert steps._eager is None
+
+
+class IdleCapturer:
+    """Runs nothing."""
+
+    def capture(self, work: Any) -> Any:
+        return work
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="interpreted kernels alone run on a CPU")
+def test_a_pool_goes_with_the_last_reference_to_its_steps() -> None:
+    """A second engine in one process has the memory of the first at once, not when cycles are next looked for."""
+    model, config = TransformersModel(random_model(CONFIGS["mqa"])), config_of("split")
+    pool = KVPool(model.kv_shape, config.kv_pages * config.page_size, model.device)
+    held, steps = weakref.ref(pool), kernel_steps(model, pool, config, IdleCapturer())
+    steps.warm([3])
+    assert len(steps.capture_s) == 1
+    gc.disable()
+    try:
+        del pool, steps
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="interpreted kernels alone can be recorded")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from askmany.engine.loading import load_executor
+from askmany.engine.pipelined import PipelinedEngine
 from askmany.jobs import bench_calibrate
 from askmany.pipeline import building
 from askmany.pipeline.config_file import load_config
@@ -78,6 +81,25 @@ def test_a_p_answers_as_any_other(config: Path) -> None:
         answers.append({(r.document_key, r.question_id): r.answer_token_ids for r in engine.drain()})
     assert len(answers[0]) == 15
     assert answers[0] == answers[1]
+
+
+def test_graphs_are_captured_before_the_clock_in_memory_that_the_former_gave_back(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, which is only named here."""
+    opened = open_run(load_config(config), own_output=False)
+    documents = bench_calibrate.calibration_set(opened, 3)
+    model = building.resolve(opened.config, weights=True)
+    engine_config = opened.config.engine.model_copy(update={"layout": "interleaved", "streams": 4, "max_rows": 16})
+    executor: Any = SimpleNamespace(model=None, pool=SimpleNamespace(device=torch.device("cuda")), steps="of another P")
+    did: list[Any] = []
+    steps = SimpleNamespace(warm_run=lambda rows, document_rows: did.append((rows, document_rows)))
+    monkeypatch.setattr(bench_calibrate, "hand_back", lambda device: did.append(executor.steps))
+    monkeypatch.setattr("askmany.engine.kernel_loading.load_steps", lambda model, pool, config, context: steps)
+    bench = bench_calibrate.Bench(model, executor, engine_config, 512, documents)
+    assert type(bench.engine(4)) is PipelinedEngine
+    assert did == [None, (16, 5)], "three documents of five questions are six requests, of which four are live"
+    assert executor.steps is steps
+    assert bench.most_rows(2) == (16, 5)
+    assert bench_calibrate.Bench(model, executor, engine_config, 512, documents[:1]).most_rows(4) == (8, 5)
 
 
 def test_what_cannot_be_measured_is_refused_in_a_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

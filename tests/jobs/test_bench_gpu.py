@@ -6,12 +6,15 @@ import io
 import json
 import sys
 import time
+import weakref
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from askmany.engine.graphs import Bucket
 from askmany.jobs import bench_contender, bench_gpu, bench_shares
@@ -71,6 +74,29 @@ def test_p_of_the_interleaved_layout_is_calibrated(tmp_path: Path, monkeypatch: 
         [*COMMAND[:-3], "interleaved", "--cells", "0", "--seeds", "1", "--passes", "1", "--max-rows", "8", *setup, "--out", str(out)]
     )
     assert json.loads(out.read_text())["notes"]["interleaved"]["calibrated"] == "P = 2: True, 3"
+
+
+def test_candidates_for_p_have_pools_of_one_size_and_no_two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int | None, int | None]] = []
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    class Held:
+        def __init__(self, model: Any, setup: OursSetup, context: int, cells: list[Cell]) -> None:
+            assert not alive, "the candidate before still holds its pool"
+            self.cycle = self
+            alive.add(self)
+            made.append((setup.streams, setup.kv_tokens))
+
+        def run(self, cell: Cell, drawn: Any) -> float:
+            return 1.0
+
+    free = iter([5000])
+    monkeypatch.setattr(bench_contender, "OursContender", Held)
+    monkeypatch.setattr(bench_contender, "load_ours", lambda *arguments: SimpleNamespace(device=torch.device("cpu")))
+    monkeypatch.setattr(bench_contender, "free_tokens", lambda model, setup, context: next(free))
+    job = {"contender": "interleaved", "folder": "", "max_rows": 32, "device": "cpu", "random_weights": True, "shape": "tiny"}
+    bench_contender.make(job | {"setup": {"streams": "calibrate"}}, [Cell("c", 8, 32, 2)])
+    assert made == [(8, 5000), (16, 5000), (32, 5000), (8, 5000)]
 
 
 def interpreter(tmp_path: Path, script: str) -> str:
