@@ -115,18 +115,23 @@ def test_fp32_answers_are_those_of_the_passes(layout: str, capture: bool) -> Non
     print(f"{layout}: idle {metrics.device_idle_ratio:.1%}, captures {engine.executor.steps.capture_s}")  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("capture", [False, True], ids=["eager", "graphs"])
-def test_label_trees_are_scored_as_by_the_passes(capture: bool) -> None:
-    """Trees of one chain and of many, one-token labels and free answers in one step; no step leaves the kernels."""
+def labelled(documents: list[Document]) -> list[Document]:
+    """Two of three questions with label trees: of one chain and of many, labels of one token and of several."""
     rng = random.Random(4)
     sets = [((3,), (4,)), ((3, 5), (3, 6)), ((3, 5), (4, 6, 7), (8, 9)), ((3, 5, 6, 7), (3, 5, 8, 9), (3, 6, 9))]
 
-    def labelled(number: int, question: Question) -> Question:
+    def asked(number: int, question: Question) -> Question:
         ids = rng.choice(sets)
         trie = label_trie([str(own) for own in ids], ids, None)
         return question if number % 3 == 2 else replace(question, sampling=Sampling(1), labels=trie)
 
-    asked = [replace(d, questions=tuple(labelled(i, q) for i, q in enumerate(d.questions))) for d in documents(5)]
+    return [replace(d, questions=tuple(asked(i, q) for i, q in enumerate(d.questions))) for d in documents]
+
+
+@pytest.mark.parametrize("capture", [False, True], ids=["eager", "graphs"])
+def test_label_trees_are_scored_as_by_the_passes(capture: bool) -> None:
+    """Trees beside free answers in one step; no step leaves the kernels."""
+    asked = labelled(documents(5))
     model, config = model_of(torch.float32), config_of("split")
     wanted = run(poisoned_engine(model, config), asked)
     engine = pipelined(model, config, capture)
@@ -138,6 +143,26 @@ def test_label_trees_are_scored_as_by_the_passes(capture: bool) -> None:
         assert (scores is None) == (result.labels is None)
         if scores is not None and result.labels is not None:
             assert scores.logprobs == pytest.approx(result.labels.logprobs, abs=1e-2)
+
+
+def test_label_trees_in_bf16_are_as_near_to_fp32_as_the_passes() -> None:
+    """The kernel of 16-bit caches (on Hopper the warp-specialised one) reads a tail as a node that the same step has stored."""
+    config, asked = config_of("split"), labelled(documents(5))
+    rounded = model_of(torch.bfloat16, 128, spread=0.5)
+    exact = run(poisoned_engine(model_of(torch.float32, 128, spread=0.5, weights=torch.bfloat16), config), asked)
+    engine = pipelined(rounded, config)
+    refuse_passes(engine.executor)
+    found = [_label_errors(exact, run(one, asked)) for one in (engine, poisoned_engine(rounded, config))]
+    ours, passes = found
+    assert len(ours) > 40
+    assert sum(ours) <= 1.5 * sum(passes)
+    assert max(ours) <= 2 * max(passes)
+
+
+def _label_errors(exact: dict[Key, StreamResult], got: dict[Key, StreamResult]) -> list[float]:
+    pairs = [(result.labels, got[key].labels) for key, result in exact.items()]
+    scored = [(a.logprobs, b.logprobs) for a, b in pairs if a is not None and b is not None]
+    return [abs(one - other) for wanted, found in scored for one, other in zip(wanted, found, strict=True)]
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
