@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from askmany.engine.answer_types import BoolType, ChoiceType, MultiChoiceType
-from askmany.engine.errors import DocumentError, QuestionError
+from askmany.engine.errors import ConfigError, DocumentError, QuestionError
 from askmany.engine.request import Document, StreamResult
 from askmany.engine.truncate import cut_document, document_tokens
 from askmany.pipeline.documents import SourceDocument
@@ -49,14 +49,17 @@ def draw_sample(rows: Iterable[Mapping[str, Any]], size: int, seed: int) -> list
 
 
 def match(rows: Sequence[Mapping[str, Any]], documents: Mapping[str, SourceDocument], preparer: Preparer) -> list[Sampled]:
-    """The sampled records with their documents and questions, prepared as the run prepared them."""
+    """The sampled records with their documents and questions, prepared as the run prepared them. ConfigError for a question that is not
+    asked any more: what was edited since the run must be answered before it can be audited."""
     prepared: dict[str, tuple[PreparedDocument, ...]] = {}
     found = []
     for row in rows:
         if row["doc_id"] not in prepared:
             prepared[row["doc_id"]] = preparer.parts(documents[row["doc_id"]])
         document = prepared[row["doc_id"]][row["chunk"]]
-        question = next(q for q in document.questions if q.asked.question_id == row["question_id"])
+        question = next((q for q in document.questions if q.asked.question_id == row["question_id"]), None)
+        if question is None:
+            raise ConfigError(f"question {row['question_id']!r} of doc_id {row['doc_id']!r} is not asked any more; run first, then audit")
         found.append(Sampled(document, question, row["answer"], row["margin"]))
     return found
 
@@ -117,10 +120,13 @@ class Auditor:
         return results[0] if results else None
 
     def _reordered(self, question: PreparedQuestion) -> PreparedQuestion | None:
+        """The question with its options in another order; None when it shows none, or so few that there is no other."""
         asked, kind = question.asked, question.asked.kind
         if not asked.template or not isinstance(kind, ChoiceType | BoolType | MultiChoiceType):
             return None
         options = list(kind.options)
+        if len(set(options)) < 2:
+            return None
         while options == list(kind.options):
             self._random.shuffle(options)
         shown = kind.model_copy(update={"options": tuple(options)})

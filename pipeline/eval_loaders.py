@@ -1,21 +1,21 @@
 """Published question-answering sets as documents with questions: one function a format.
 
-Every loader takes the parsed contents of a file (one JSON value, or a list with one for each line) and gives rows
-`{"doc_id", "title", "text", "questions": [{"qid", "question", "answers", ...}]}`, which is also the shape that is taken as it is. Nothing
-is downloaded: the user names the file.
+Every loader takes the parsed contents of a file (one JSON value, as of a file of one line, or a list with one for each line) and gives
+rows `{"doc_id", "title", "text", "questions": [{"qid", "question", "answers", ...}]}`, which is also the shape that is taken as it is.
+Nothing is downloaded: the user names the file.
 """
 
 from __future__ import annotations
 
 import ast
-import gzip
 import json
 import re
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from askmany.engine.errors import ConfigError
-from askmany.pipeline.storage import read_bytes
+from askmany.pipeline.whole_text import read_text
 
 Row = dict[str, Any]
 Loader = Callable[[Any], Iterator[Row]]
@@ -25,11 +25,7 @@ _TAG = re.compile(r"<[^>]+>")
 
 def read_data(uri: str, options: Mapping[str, Any]) -> Any:
     """A JSON or JSON lines file, gzip or not. ConfigError names file and line."""
-    try:
-        data = read_bytes(uri, options)
-    except OSError as error:
-        raise ConfigError(f"{uri}: the data cannot be read: {error}") from error
-    text = (gzip.decompress(data) if uri.endswith(".gz") else data).decode("utf-8-sig", errors="replace")
+    text = read_text(uri, options, "the data")
     try:
         return json.loads(text)
     except ValueError:
@@ -45,17 +41,34 @@ def read_data(uri: str, options: Mapping[str, Any]) -> Any:
 
 
 def rows_of(loader: Loader, data: Any, uri: str) -> list[Row]:
-    """The rows that have a text and a question with answers. ConfigError when the file has another shape, or no such row."""
+    """The rows that have a text and a question with answers. ConfigError when the file, or a row of it, has another shape, or no row is
+    such."""
+    own = _lines(data)
     try:
-        plain = isinstance(data, list) and data and all("text" in row and "questions" in row for row in data)
-        rows = list(data) if plain else list(loader(data))
+        plain = isinstance(own, list) and own and all("text" in row and "questions" in row for row in own)
+        rows = own if plain else list(loader(data))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, SyntaxError) as error:
         raise ConfigError(f"{uri}: not of the expected shape: {type(error).__name__}: {error}") from error
-    kept = [{**row, "questions": [q for q in row["questions"] if q.get("answers")]} for row in rows if row["text"].strip()]
-    kept = [row for row in kept if row["questions"]]
+    kept = [_answered(row, f"{uri}: row {number}") for number, row in enumerate(rows, start=1)]
+    kept = [row for row in kept if row["text"].strip() and row["questions"]]
     if not kept:
         raise ConfigError(f"{uri}: no document with an answered question there")
     return kept
+
+
+def _lines(data: Any) -> Any:
+    """One value for each line: a file of one line was read as one value."""
+    return [data] if isinstance(data, Mapping) else data
+
+
+def _answered(row: Any, where: str) -> Row:
+    """The row with those of its questions that have answers. ConfigError when it is no document with questions."""
+    if not isinstance(row, Mapping) or not isinstance(row["text"], str) or not isinstance(row["questions"], list):
+        raise ConfigError(f"{where}: a document must have a text and a list of questions, not {reprlib.repr(row)}")
+    odd = next((question for question in row["questions"] if not isinstance(question, Mapping)), None)
+    if odd is not None:
+        raise ConfigError(f"{where}: a question must be an object with qid, question and answers, not {reprlib.repr(odd)}")
+    return {**row, "questions": [question for question in row["questions"] if question.get("answers")]}
 
 
 def load_plain(data: Any) -> Iterator[Row]:
@@ -74,7 +87,7 @@ def load_squad(data: Any) -> Iterator[Row]:
 def load_quality(data: Any) -> Iterator[Row]:
     """QuALITY: articles with four-way multiple choice; answers are letters."""
     by_article: dict[str, Row] = {}
-    for line in data:
+    for line in _lines(data):
         text = _TAG.sub(" ", line["article"])
         row = by_article.setdefault(line["article_id"], _row(line["article_id"], line["title"], text, []))
         for number, question in enumerate(line["questions"]):
@@ -90,7 +103,7 @@ def load_quality(data: Any) -> Iterator[Row]:
 def load_loogle(data: Any) -> Iterator[Row]:
     """LooGLE: a line a document with `input` and `qa_pairs` (also as a quoted Python list), or a line a question with `context`."""
     by_document: dict[str, Row] = {}
-    for number, line in enumerate(data):
+    for number, line in enumerate(_lines(data)):
         if "qa_pairs" in line:
             pairs = line["qa_pairs"]
             pairs = ast.literal_eval(pairs) if isinstance(pairs, str) else pairs
@@ -105,7 +118,7 @@ def load_loogle(data: Any) -> Iterator[Row]:
 
 def load_qmsum(data: Any) -> Iterator[Row]:
     """QMSum: meetings with general and specific queries; the answers are summaries."""
-    for number, meeting in enumerate(data):
+    for number, meeting in enumerate(_lines(data)):
         text = "\n".join(f"{turn['speaker']}: {turn['content']}" for turn in meeting["meeting_transcripts"])
         queries = [*meeting.get("general_query_list", ()), *meeting.get("specific_query_list", ())]
         doc_id = f"meeting-{number}"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from datetime import date as day
 from typing import Any, Literal
 
 from rich.console import Console
@@ -24,13 +25,13 @@ import askmany
 from askmany.engine.errors import AskmanyError, ConfigError
 from askmany.pipeline.config import RunConfig
 from askmany.pipeline.eval_history import COMPLETE, Entry, newest, read_history, write_entry
-from askmany.pipeline.eval_scoring import RUNS, Answered, gather, measure, run_store
+from askmany.pipeline.eval_scoring import RUNS, Answered, Gold, gather, measure, run_store
 from askmany.pipeline.eval_selection import Files, Selection, dumped, loaded, select
 from askmany.pipeline.lock import IfRunning, LockKeeper, LockLostError, RunLock
 from askmany.pipeline.opening import OpenedRun, open_run
 from askmany.pipeline.result import EXIT_CONFIG, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_REGRESSED, RunResult
 from askmany.pipeline.run import LEASE_S, run
-from askmany.pipeline.score_items import read_gold
+from askmany.pipeline.score_items import read_gold, refuse_nothing
 from askmany.pipeline.scoring import ScoreOptions, score
 from askmany.pipeline.storage import ObjectStore
 from askmany.pipeline.trend import TREND, render_trend
@@ -66,13 +67,48 @@ class Work:
     identity: Mapping[str, Any]
 
 
+class Hold:
+    """The root's lock, held. Its keeper or whoever writes finds that it is lost: the first of `errors` is what the evaluation ends in."""
+
+    def __init__(self, lock: RunLock) -> None:
+        self._lock = lock
+        self.errors: list[LockLostError] = []
+
+    def check(self) -> None:
+        """Prolong the lease, before every write. Raises LockLostError when another evaluation has the root and writes there now."""
+        try:
+            self._lock.renew()
+        except LockLostError as error:
+            self.errors.append(error)
+            raise
+
+    def lost(self, error: LockLostError) -> None:
+        """What the keeper's thread calls: interrupts the main thread."""
+        self.errors.append(error)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What an evaluation works with while it holds the root; `history` are those before it."""
+
+    schedule: Schedule
+    root: ObjectStore
+    hold: Hold
+    gold: Gold
+    history: Sequence[Entry]
+    console: Console
+
+
 def evaluate(schedule: Schedule, console: Console, answer: Callable[..., RunResult] = run) -> Entry:
-    """Evaluate once; the entry's `exit_code` is the scheduler's. Raises ConfigError (RunLockedError when another evaluation is at work)."""
+    """Evaluate once; the entry's `exit_code` is the scheduler's. Raises ConfigError (RunLockedError when another evaluation is at work),
+    and LockLostError when another one takes the root over: nothing is written from then on."""
     config = schedule.config
     if schedule.webhook:
         check_url(schedule.webhook)
+    gold = read_gold(schedule.gold, config.input.storage_options) if schedule.gold else None
     root = ObjectStore(config.output.uri, config.output.storage_options)
-    with held(root, schedule.if_running):
+    with held(root, schedule.if_running) as hold:
         history = read_history(root)
         opened = open_run(config, own_output=False)
         work = choose_work(schedule, root, opened, history)
@@ -80,8 +116,9 @@ def evaluate(schedule: Schedule, console: Console, answer: Callable[..., RunResu
         if before is not None:
             console.print(f"{work.key}: evaluated already, {before.verdict}; nothing has changed since", markup=False, highlight=False)
             return before
-        entry = _evaluate(schedule, root, opened, work, history, console, answer)
-        _tell(schedule, root, [*(one for one in history if one.key != entry.key), entry], console)
+        desk = Desk(schedule, root, hold, gold, history, console)
+        entry = _evaluate(desk, opened, work, answer)
+        _tell(desk, entry)
         return entry
 
 
@@ -116,8 +153,9 @@ def _keys(date: str, revision: str) -> Iterator[str]:
 
 
 def _comparable(identity: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
-    """What answers must agree in to be carried over: all but a date that nobody chose."""
-    return {key: value for key, value in identity.items() if key != "date" or config.date is not None}
+    """What answers must agree in to be carried over: all but a date that nobody chose, and which documents are read out of a file."""
+    kept = {key: value for key, value in identity.items() if key != "date" or config.date is not None}
+    return {**kept, "input": {**identity["input"], "limit": config.input.limit, "format": config.input.format}}
 
 
 def _read_work(root: ObjectStore, key: str, date: str) -> Work | None:
@@ -135,18 +173,10 @@ def _write_work(root: ObjectStore, work: Work) -> None:
     root.put(f"{RUNS}/{work.key}/{SELECTION}", json.dumps(values, indent=1, ensure_ascii=False).encode("utf-8"))
 
 
-def _evaluate(
-    schedule: Schedule,
-    root: ObjectStore,
-    opened: OpenedRun,
-    work: Work,
-    history: Sequence[Entry],
-    console: Console,
-    answer: Callable[..., RunResult],
-) -> Entry:
+def _evaluate(desk: Desk, opened: OpenedRun, work: Work, answer: Callable[..., RunResult]) -> Entry:
     """Ask what is to be asked, score, and write down what came of it, failures as well."""
     kept = len(work.files) - len(work.changed)
-    console.print(f"{work.key}: {len(work.changed)} files to ask, {kept} as they were", markup=False, highlight=False)
+    desk.console.print(f"{work.key}: {len(work.changed)} files to ask, {kept} as they were", markup=False, highlight=False)
     entry = Entry(
         key=work.key,
         date=work.date,
@@ -158,16 +188,17 @@ def _evaluate(
         began=time.time(),
         seconds=0.0,
     )
-    _write_work(root, work)
+    desk.hold.check()
+    _write_work(desk.root, work)
     try:
-        result = _ask(schedule.config, root, work, console, answer)
+        result = _ask(desk.schedule.config, desk.root, work, desk.console, answer)
         if result is not None:
             entry = replace(entry, exit_code=result.exit_code, asked_documents=result.documents, note=result.state)
         if result is None or result.state == "complete":
-            entry = _scored(schedule, root, entry, work, history)
+            entry = _scored(desk, entry, work)
     except (AskmanyError, KeyboardInterrupt) as error:
         entry = replace(entry, exit_code=_code_of(error), note=str(error)[:500] or "interrupted")
-        _tell(schedule, root, [*(one for one in history if one.key != entry.key), _timed(entry)], console)
+        _tell(desk, _timed(entry))
         raise
     return _timed(entry)
 
@@ -197,14 +228,21 @@ def _ask(config: RunConfig, root: ObjectStore, work: Work, console: Console, ans
     return answer(changed, console=console, if_running="wait")
 
 
-def _scored(schedule: Schedule, root: ObjectStore, entry: Entry, work: Work, history: Sequence[Entry]) -> Entry:
-    """The entry with its metrics and verdict; the whole report goes beside the run's answers."""
+def _scored(desk: Desk, entry: Entry, work: Work) -> Entry:
+    """The entry with its metrics and verdict; the whole report goes beside the run's answers.
+
+    ConfigError when there is nothing to score though there should be, because of a gold file or because the last green evaluation had
+    metrics: nothing can become worse then, which is not to be called green. A run that has failed by itself stays what it is.
+    """
+    schedule, root = desk.schedule, desk.root
     options = schedule.config.output.storage_options
-    gold = read_gold(schedule.gold, schedule.config.input.storage_options) if schedule.gold else None
-    now = gather(root, options, work.files, gold)
-    green = newest(history, ["green"])
-    metrics = measure(now, _answered(root, options, green, gold), schedule.options, schedule.smallest_drop)
+    now = gather(root, options, work.files, desk.gold)
+    green = newest(desk.history, ["green"])
+    if entry.exit_code == EXIT_OK and (schedule.gold or (green and green.metrics)):
+        refuse_nothing(now.items, work.key)
+    metrics = measure(now, _answered(root, options, green, desk.gold), schedule.options, schedule.smallest_drop)
     report = {"key": work.key, "scores": score(now.items, schedule.options), "metrics": [asdict(metric) for metric in metrics]}
+    desk.hold.check()
     root.put(f"{RUNS}/{work.key}/{SCORES}", json.dumps(report, indent=1, ensure_ascii=False).encode("utf-8"))
     exit_code = entry.exit_code or (EXIT_REGRESSED if any(metric.regressed for metric in metrics) else EXIT_OK)
     return replace(
@@ -219,14 +257,16 @@ def _scored(schedule: Schedule, root: ObjectStore, entry: Entry, work: Work, his
     )
 
 
-def _answered(root: ObjectStore, options: Mapping[str, Any], entry: Entry | None, gold: Any) -> Answered | None:
+def _answered(root: ObjectStore, options: Mapping[str, Any], entry: Entry | None, gold: Gold) -> Answered | None:
     work = _read_work(root, entry.key, entry.date) if entry else None
     return gather(root, options, work.files, gold) if work else None
 
 
-def _tell(schedule: Schedule, root: ObjectStore, history: Sequence[Entry], console: Console) -> None:
-    """History, trend page, terminal, webhook."""
-    entry = history[-1]
+def _tell(desk: Desk, entry: Entry) -> None:
+    """History, trend page, terminal, webhook. LockLostError, and nothing is told, when another evaluation has the root now."""
+    schedule, root, console = desk.schedule, desk.root, desk.console
+    history = [*(one for one in desk.history if one.key != entry.key), entry]
+    desk.hold.check()
     write_entry(root, entry)
     root.put(TREND, render_trend(history, root.uri).encode("utf-8"))
     told = summary(entry)
@@ -255,20 +295,26 @@ def checked_date(date: str | None) -> str:
         return datetime.now(UTC).date().isoformat()
     if not re.fullmatch(r"\d{4}-\d{2}-\d{2}([T.][A-Za-z0-9.-]{1,20})?", date):
         raise ConfigError(f"--date {date!r}: write it as 2026-01-31, or 2026-01-31T02 where a day has several")
+    try:
+        day.fromisoformat(date[:10])
+    except ValueError as error:
+        raise ConfigError(f"--date {date!r}: there is no such day: {error}") from error
     return date
 
 
 @contextmanager
-def held(root: ObjectStore, if_running: IfRunning) -> Iterator[None]:
-    """The evaluation's lock, renewed for the time of the block; the main thread is interrupted when it is lost."""
+def held(root: ObjectStore, if_running: IfRunning) -> Iterator[Hold]:
+    """The evaluation's lock, renewed for the time of the block. When it is lost, the main thread is interrupted, and the block ends in the
+    LockLostError that says to whom."""
     lock = RunLock(root, LEASE_S)
     lock.acquire(if_running)
-
-    def lost(error: LockLostError) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
+    hold = Hold(lock)
     try:
-        with LockKeeper(lock, LEASE_S / 4, lost):
-            yield
+        with LockKeeper(lock, LEASE_S / 4, hold.lost):
+            yield hold
+    except (KeyboardInterrupt, LockLostError):
+        if hold.errors:
+            raise hold.errors[0] from None
+        raise
     finally:
         lock.release()

@@ -7,7 +7,6 @@ counted with its reason; it never stops the others.
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from askmany.engine.errors import ConfigError
-from askmany.pipeline.storage import read_bytes
+from askmany.pipeline.whole_text import read_text
 
 Key = tuple[str, str, int]  # doc_id, question_id, chunk
 ANSWERED = ("ok", "invalid_output", "length")
@@ -67,13 +66,16 @@ def read_items(tables: Iterable[pa.Table], gold: Mapping[tuple[str, str], Sequen
     return found
 
 
+def refuse_nothing(items: Items, where: str) -> None:
+    """ConfigError, with the reasons why each was left out, when there is no item."""
+    if not items.items:
+        reasons = "; ".join(f"{count} {reason}" for reason, count in items.left_out.most_common()) or "it has no records"
+        raise ConfigError(f"{where}: nothing to score: {reasons}; references come with the input's questions or from --gold")
+
+
 def read_gold(uri: str, options: Mapping[str, Any]) -> dict[tuple[str, str], tuple[str, ...]]:
     """References by (doc_id, question_id). ConfigError names file and line."""
-    try:
-        data = read_bytes(uri, options)
-    except (FileNotFoundError, OSError) as error:
-        raise ConfigError(f"{uri}: the gold file cannot be read: {error}") from error
-    text = (gzip.decompress(data) if uri.endswith(".gz") else data).decode("utf-8-sig", errors="replace")
+    text = read_text(uri, options, "the gold file")
     gold: dict[tuple[str, str], tuple[str, ...]] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from askmany.engine.errors import ConfigError
 from askmany.pipeline.commit import current_answers
-from askmany.pipeline.score_items import LABELLED, Items, read_gold, read_items
+from askmany.pipeline.score_items import LABELLED, Items, read_gold, read_items, refuse_nothing
 from askmany.pipeline.score_plot import reliability_png
 from askmany.pipeline.scoring import ScoreOptions, compare, item_rows, reliability, score
 from askmany.pipeline.storage import ObjectStore
@@ -49,9 +49,7 @@ def score_run(request: ScoreRequest) -> dict[str, Any]:
 
 def _items(store: ObjectStore, gold: Mapping[tuple[str, str], Sequence[str]] | None) -> Items:
     items = read_items(current_answers(store), gold)
-    if not items.items:
-        reasons = "; ".join(f"{count} {reason}" for reason, count in items.left_out.most_common()) or "it has no records"
-        raise ConfigError(f"{store.uri}: nothing to score: {reasons}; references come with the input's questions or from --gold")
+    refuse_nothing(items, store.uri)
     return items
 
 

@@ -43,19 +43,21 @@ class MovingInput:
 
 def schedule(folder: Path, date: str, values: dict[str, Any] | None = None, **more: Any) -> Schedule:
     """A schedule over `folder`/in with its root in `folder`/root."""
-    source = {"uri": str(folder / "in"), "questions": "questions"}
-    config = run_config(folder, input=source, questions=None, output={"uri": str(folder / "root")}, **(values or {}))
+    source = {"uri": str(folder / "in"), "questions": "questions", **(values or {}).get("input", {})}
+    config = run_config(folder, **{"questions": None, "output": {"uri": str(folder / "root")}, **(values or {}), "input": source})
     return Schedule(config, date, **{"since": "last-success", **more})
 
 
 @dataclass
 class Answerer:
-    """Stands in for `run`: answers are right but for the documents in `wrong`; `error` marks documents whose records are errors."""
+    """Stands in for `run`: answers are right but for the documents in `wrong`; `error` marks documents whose records are errors. Not
+    `referenced`, records keep no right answers."""
 
     wrong: set[str] = field(default_factory=set)
     error: set[str] = field(default_factory=set)
     state: State = "complete"
     raises: Exception | None = None
+    referenced: bool = True
     asked: list[list[str]] = field(default_factory=list)
 
     def __call__(self, config: RunConfig, *, console: Console, if_running: str) -> RunResult:
@@ -77,4 +79,5 @@ class Answerer:
     def _record(self, doc_id: str, question_id: str) -> Record:
         status: Status = "error" if doc_id in self.error else "ok"
         answer = None if status == "error" else WRONG if doc_id in self.wrong else RIGHT
-        return Record(doc_id, question_id, status, answer=answer, references=[RIGHT], answer_type="text")
+        references = [RIGHT] if self.referenced else None
+        return Record(doc_id, question_id, status, answer=answer, references=references, answer_type="text")

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from askmany.engine.errors import ConfigError
+from askmany.jobs import scheduled
 from askmany.jobs.evaluate import REPORT, Request, evaluate, main
+from askmany.jobs.run import guarded
+from askmany.pipeline import eval_schedule
 from askmany.pipeline.config import RunConfig
+from askmany.pipeline.eval_history import read_history
 from askmany.pipeline.result import RunResult, State
 from askmany.pipeline.run import run
 from askmany.pipeline.scoring import ScoreOptions
+from askmany.pipeline.storage import ObjectStore
+from tests.helpers.evaluations import Answerer, MovingInput
+from tests.helpers.runs import run_values
 from tests.helpers.word_model import word_model, words
 
 
@@ -90,3 +102,42 @@ def test_an_evaluation_that_was_stopped_is_not_scored(
 def test_what_is_not_known_is_refused(tmp_path: Path, values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         evaluate(request(tmp_path, **values), Console(quiet=True))
+
+
+class UnheardError(Exception):
+    """A SIGTERM that nobody handled."""
+
+
+@pytest.fixture
+def unheard() -> Iterator[None]:
+    """A SIGTERM that the code under test leaves alone raises here, where it would end the process."""
+
+    def tell(*_: object) -> None:
+        raise UnheardError
+
+    before = signal.signal(signal.SIGTERM, tell)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def terminate(*_: object, **__: object) -> Any:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("unheard")
+def test_a_termination_while_scoring_ends_as_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("askmany.jobs.evaluate.evaluate", terminate)
+    assert guarded(lambda: main(request(tmp_path), Console(quiet=True))) == 4
+
+
+@pytest.mark.usefixtures("unheard")
+def test_a_termination_while_scoring_on_a_schedule_is_kept_as_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    MovingInput(tmp_path / "in").put("d0")
+    source = {"uri": str(tmp_path / "in"), "questions": "questions"}
+    config = tmp_path / "nightly.yaml"
+    config.write_text(json.dumps(run_values(tmp_path, input=source, questions=None)))
+    monkeypatch.setattr(scheduled, "evaluate", partial(eval_schedule.evaluate, answer=Answerer()))
+    monkeypatch.setattr(eval_schedule, "measure", terminate)
+    assert guarded(lambda: scheduled.main(str(config), (), scheduled.Options(), Console(quiet=True))) == 4
+    (entry,) = read_history(ObjectStore(str(tmp_path / "out"), {}))
+    assert (entry.verdict, entry.exit_code, entry.note) == ("failed", 4, "interrupted")

@@ -19,6 +19,7 @@ from askmany.engine.prompts import PromptBuilder, PromptConfig
 from askmany.engine.request import Document, Question, Sampling
 from askmany.jobs import audit, bench_labels
 from askmany.jobs.baselines_transformers import PlainBaseline
+from askmany.pipeline.config_file import load_config
 from askmany.pipeline.run import run
 from askmany.pipeline.storage import ObjectStore
 from tests.helpers.hand_models import CHATML, byte_level, write_folder
@@ -108,3 +109,8 @@ def test_a_run_is_audited_and_the_report_lies_beside_its_answers(tmp_path: Path)
     assert report["truncation"]["whole"]["asked"] == 6
     assert "asked again alone: 100.0 % of 6 answers stay" in console.file.getvalue()  # type: ignore[attr-defined]
     assert {path: path.read_bytes() for path in (tmp_path / "out/answers").iterdir()} == answers
+    edited = ("questions=[w1]",)
+    with pytest.raises(ConfigError, match=r"question 'c' of doc_id 'd[0-2]' is not asked any more; run first"):
+        audit.main(config, edited, 10, 0, Console(quiet=True))
+    run(load_config(config, edited))
+    assert audit.main(config, edited, 10, 0, Console(quiet=True)) == 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from askmany.engine.engine import Engine
+from askmany.engine.errors import ConfigError
 from askmany.engine.fake import fake_engine
 from askmany.engine.request import Document, StreamResult
 from askmany.pipeline.audit import Auditor, Sampled, draw_sample, match
@@ -109,6 +110,22 @@ def test_without_shown_options_there_is_no_flip_rate(tmp_path: Path) -> None:
     preparer, sample = sample_of(tmp_path, fake_engine())
     plain = [item for item in sample if item.question.asked.question_id != "shown"]
     assert Auditor(fake_engine(), preparer).label_order(plain)["flip_rate"] is None
+
+
+def test_one_option_has_no_other_order(tmp_path: Path) -> None:
+    asked = [{"id": "one", "question": "w2 {{ options }}", "type": "multi_choice", "options": ["w10"]}]
+    preparer = opened_run(tmp_path, [{"doc_id": "d", "text": "w1"}], 128, questions=asked).preparer
+    document = preparer.prepare(SourceDocument("d", words(40), None, {}, (), Locator("f", "", "jsonl", 0, 1, 1)))
+    sample = [Sampled(document, question, "[]", None) for question in document.questions]
+    assert len(sample) == 1
+    assert Auditor(fake_engine(), preparer).label_order(sample)["asked"] == 0
+
+
+def test_an_answer_to_a_question_that_is_not_asked_any_more_is_refused(tmp_path: Path) -> None:
+    preparer = opened_run(tmp_path, [{"doc_id": "d", "text": "w1"}], 128, questions=QUESTIONS).preparer
+    source = SourceDocument("d", words(40), None, {}, (), Locator("f", "", "jsonl", 0, 1, 1))
+    with pytest.raises(ConfigError, match="question 'old' of doc_id 'd' is not asked any more; run first, then audit"):
+        match([{"doc_id": "d", "question_id": "old", "chunk": 0, "answer": "x", "margin": None}], {"d": source}, preparer)
 
 
 @pytest.mark.parametrize(

@@ -167,3 +167,43 @@ def test_files_are_json_or_json_lines_gzip_or_not(tmp_path: Path) -> None:
         read_data(str(tmp_path / "bad.jsonl"), {})
     with pytest.raises(ConfigError, match=r"none.jsonl: the data cannot be read"):
         read_data(str(tmp_path / "none.jsonl"), {})
+
+
+@pytest.mark.parametrize(
+    "packed", [gzip.compress(b"{}" * 99)[:-9], b"plain", gzip.compress(b"{}")[:10] + b"\xff" * 20], ids=["cut", "plain", "broken"]
+)
+def test_a_packed_file_that_is_cut_or_none_is_refused(tmp_path: Path, packed: bytes) -> None:
+    (tmp_path / "cut.jsonl.gz").write_bytes(packed)
+    with pytest.raises(ConfigError, match=r"cut.jsonl.gz: the data cannot be read"):
+        read_data(str(tmp_path / "cut.jsonl.gz"), {})
+
+
+PLAIN = [{"doc_id": "d", "text": "x", "questions": [{"qid": "q", "question": "Q?", "answers": ["a"]}]}]
+
+
+@pytest.mark.parametrize(
+    ("loader", "line"),
+    [
+        (loaders.load_plain, PLAIN[0]),
+        (loaders.load_drop, PLAIN[0]),
+        (loaders.load_quality, QUALITY[0]),
+        (loaders.load_loogle, LOOGLE_NEW[0]),
+        (loaders.load_qmsum, QMSUM[0]),
+    ],
+)
+def test_a_file_of_one_line_is_read_as_of_several(tmp_path: Path, loader: Loader, line: dict[str, Any]) -> None:
+    (tmp_path / "one.jsonl").write_text(json.dumps(line) + "\n")
+    assert rows_of(loader, read_data(str(tmp_path / "one.jsonl"), {}), "f") == rows_of(loader, [line], "f")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"questions": ["Who?"]}, "f: row 2: a question must be an object with qid, question and answers, not 'Who\\?'"),
+        ({"questions": "Who?"}, "f: row 2: a document must have a text and a list of questions"),
+        ({"text": None}, "f: row 2: a document must have a text and a list of questions"),
+    ],
+)
+def test_a_row_of_another_shape_is_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rows_of(loaders.load_plain, [*PLAIN, {**PLAIN[0], **values}], "f")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ from askmany.engine.errors import ConfigError, EngineError
 from askmany.pipeline.eval_history import Entry, Metric, read_history, write_entry
 from askmany.pipeline.eval_schedule import checked_date, evaluate, summary
 from askmany.pipeline.eval_selection import FileState, dumped, loaded, select
-from askmany.pipeline.lock import RunLock, RunLockedError
+from askmany.pipeline.lock import LockLostError, RunLock, RunLockedError
+from askmany.pipeline.result import RunResult
 from askmany.pipeline.storage import InputFile, ObjectStore
 from askmany.pipeline.trend import render_trend
 from askmany.pipeline.trend_charts import Point, intervals
@@ -155,6 +158,102 @@ def test_while_one_works_another_is_refused(tmp_path: Path, moving: MovingInput)
     assert evaluate(schedule(tmp_path, DAYS[0]), QUIET, Answerer()).verdict == "green"
 
 
+def test_another_limit_or_format_is_other_work(tmp_path: Path, moving: MovingInput) -> None:
+    answer = Answerer()
+    first = evaluate(schedule(tmp_path, DAYS[0], {"input": {"limit": 1}}), QUIET, answer)
+    second = evaluate(schedule(tmp_path, DAYS[0]), QUIET, answer)
+    assert (first.documents, second.documents, second.key) == (1, 6, f"{first.key}-2")
+    third = evaluate(schedule(tmp_path, DAYS[0], {"input": {"format": "jsonl"}}), QUIET, answer)
+    assert ([len(asked) for asked in answer.asked], third.key) == ([1, 6, 6], f"{first.key}-3")
+    again = evaluate(schedule(tmp_path, DAYS[0]), QUIET, answer)
+    assert (again.key, len(answer.asked)) == (second.key, 3)
+
+
+def test_a_limited_success_is_no_last_success_of_the_whole(tmp_path: Path, moving: MovingInput) -> None:
+    answer = Answerer()
+    evaluate(schedule(tmp_path, DAYS[0], {"input": {"limit": 1}}), QUIET, answer)
+    assert evaluate(schedule(tmp_path, DAYS[1]), QUIET, answer).asked_documents == 6
+
+
+def gold_file(folder: Path, doc_id: str = "d0") -> str:
+    path = folder / f"gold-{doc_id}.jsonl"
+    path.write_text(json.dumps({"doc_id": doc_id, "qid": "q0", "answers": ["w1 w2"]}))
+    return str(path)
+
+
+def test_a_gold_file_that_matches_nothing_is_a_failure_until_it_is_put_right(tmp_path: Path, moving: MovingInput) -> None:
+    answer = Answerer()
+    with pytest.raises(ConfigError, match="nothing to score: 12 no reference"):
+        evaluate(schedule(tmp_path, DAYS[0], gold=gold_file(tmp_path, "renamed")), QUIET, answer)
+    (failed,) = read_history(root_of(tmp_path))
+    assert (failed.verdict, failed.exit_code, failed.metrics) == ("failed", 2, ())
+    assert "12 no reference" in failed.note
+    right = evaluate(schedule(tmp_path, DAYS[0], gold=gold_file(tmp_path)), QUIET, answer)
+    assert (right.key, right.verdict, right.metrics[0].items) == (failed.key, "green", 1)
+
+
+def test_references_that_are_gone_since_the_last_green_one_are_a_failure(tmp_path: Path, moving: MovingInput) -> None:
+    evaluate(schedule(tmp_path, DAYS[0], gold=gold_file(tmp_path), since="all"), QUIET, Answerer(referenced=False))
+    with pytest.raises(ConfigError, match="nothing to score: 12 no reference"):
+        evaluate(schedule(tmp_path, DAYS[1], since="all"), QUIET, Answerer(referenced=False))
+    assert [(entry.verdict, entry.exit_code) for entry in read_history(root_of(tmp_path))] == [("green", 0), ("failed", 2)]
+
+
+def test_without_references_ever_an_evaluation_is_green(tmp_path: Path, moving: MovingInput) -> None:
+    found = evaluate(schedule(tmp_path, DAYS[0]), QUIET, Answerer(referenced=False))
+    assert (found.verdict, found.metrics) == ("green", ())
+
+
+def test_where_every_record_is_an_error_the_run_says_so(tmp_path: Path, moving: MovingInput) -> None:
+    found = evaluate(schedule(tmp_path, DAYS[0], gold=gold_file(tmp_path)), QUIET, Answerer(error={f"d{n}" for n in range(6)}))
+    assert (found.verdict, found.exit_code, found.errors) == ("red", 3, 12)
+
+
+def test_a_gold_file_is_read_before_anything_is_asked(tmp_path: Path, moving: MovingInput) -> None:
+    answer = Answerer()
+    with pytest.raises(ConfigError, match=r"none.jsonl: the gold file cannot be read"):
+        evaluate(schedule(tmp_path, DAYS[0], gold=str(tmp_path / "none.jsonl")), QUIET, answer)
+    assert (answer.asked, (tmp_path / "root").exists()) == ([], False)
+
+
+def _interrupted(config: Any, console: Console, if_running: str) -> RunResult:
+    """A run that the keeper's signal has drained."""
+    return Answerer(state="interrupted")(config, console=console, if_running=if_running)
+
+
+def _unnoticed(config: Any, console: Console, if_running: str) -> RunResult:
+    """A run that ended before the keeper looked."""
+    return Answerer()(config, console=console, if_running=if_running)
+
+
+def _waiting(config: Any, console: Console, if_running: str) -> RunResult:
+    """A run that goes on until the keeper's signal comes."""
+    time.sleep(30)
+    raise AssertionError("no signal came")
+
+
+@pytest.mark.parametrize("then", [_interrupted, _unnoticed, _waiting])
+def test_an_evaluation_that_was_taken_over_writes_nothing_more(
+    tmp_path: Path, moving: MovingInput, hook: Hook, monkeypatch: pytest.MonkeyPatch, then: Callable[..., RunResult]
+) -> None:
+    monkeypatch.setattr("askmany.pipeline.eval_schedule.LEASE_S", 0.4 if then is _waiting else 60.0)
+    root = root_of(tmp_path)
+    successor = Entry("k", DAYS[0], "m", "r", "0", "green", 0, 1.0, 1.0)
+
+    def taken_over(config: Any, **how: Any) -> RunResult:
+        RunLock(root).acquire("takeover")
+        (key,) = (name.split("/")[1] for name in root.find("runs") if name.endswith("selection.json"))
+        write_entry(root, replace(successor, key=key))
+        root.put("trend.html", b"the successor's")
+        return then(config, **how)
+
+    with pytest.raises(LockLostError, match=r"root: epoch 1 lost the run lock to lock/00000002.json"):
+        evaluate(schedule(tmp_path, DAYS[0], webhook=hook.url), QUIET, taken_over)
+    (entry,) = read_history(root)
+    assert (entry.verdict, root.get("trend.html"), hook.bodies) == ("green", b"the successor's", [])
+    assert not any(name.endswith("evaluation.json") for name in root.find("runs"))
+
+
 class Hook(HTTPServer):
     """Takes posts; the first `refusals` are answered 500."""
 
@@ -233,9 +332,9 @@ def test_selection() -> None:
     assert loaded(json.loads(json.dumps(dumped(after)))) == after
 
 
-@pytest.mark.parametrize("date", ["today", "2026-1-1", "2026-01-01/..", "2026-01-01T"])
+@pytest.mark.parametrize("date", ["today", "2026-1-1", "2026-01-01/..", "2026-01-01T", "2026-13-01", "2026-02-30T02"])
 def test_dates_that_cannot_name_a_folder_are_refused(date: str) -> None:
-    with pytest.raises(ConfigError, match="--date"):
+    with pytest.raises(ConfigError, match=f"--date '{date}'"):
         checked_date(date)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -127,6 +128,12 @@ def test_a_bad_gold_file_is_refused(tmp_path: Path, content: str, message: str) 
     (tmp_path / "gold.jsonl").write_text(content)
     with pytest.raises(ConfigError, match=message):
         read_gold(str(tmp_path / "gold.jsonl"), {})
+
+
+def test_a_packed_gold_file_that_is_cut_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "gold.jsonl.gz").write_bytes(gzip.compress(b'{"doc_id": "a", "qid": "q", "answers": ["x"]}')[:-9])
+    with pytest.raises(ConfigError, match=r"gold.jsonl.gz: the gold file cannot be read: Compressed file ended"):
+        read_gold(str(tmp_path / "gold.jsonl.gz"), {})
 
 
 def test_nothing_to_score_is_refused(tmp_path: Path) -> None:
