@@ -42,7 +42,7 @@ def guarded(action: Callable[[], int]) -> int:
     except AskmanyError as error:
         return _fail(str(error), EXIT_INTERNAL)
     except KeyboardInterrupt:
-        return _fail("interrupted before any answer; nothing is lost, run it again", EXIT_INTERRUPTED)
+        return _fail("interrupted; nothing is lost, run the same command again", EXIT_INTERRUPTED)
 
 
 def _fail(message: str, code: int) -> int:
