@@ -18,7 +18,7 @@ ALWAYS |= {"store_rows", "store_row_ids", "scan_rows", "pick_rows", "scan_legal_
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("generation", [80, 86, 90])
+@pytest.mark.parametrize("generation", [pytest.param(80, marks=pytest.mark.slow), 86, 90])
 def test_every_kernel_compiles_and_fits(tmp_path: Path, generation: int) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "tests.helpers.compile_kernels", str(generation)]
