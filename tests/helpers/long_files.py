@@ -20,6 +20,7 @@ LONG_FILES: tuple[str, ...] = (
     "engine/test_generate_oracle.py",
     "engine/test_typed_answers.py",
     "kernels/test_prefill.py",
+    "kernels/test_compiled.py",
     "kernels/test_ring_kernels.py",
     "engine/test_smollm2_oracle.py",
     "pipeline/test_incremental.py",
