@@ -47,6 +47,11 @@ class InputFile:
     version: str = ""
 
 
+def told(error: Exception) -> str:
+    """What an error says; with its kind, unless it is one of the system's, which say enough."""
+    return str(error) if isinstance(error, OSError) and str(error) else f"{type(error).__name__}: {error}"
+
+
 def filesystem(uri: str, options: Mapping[str, Any]) -> tuple[fsspec.AbstractFileSystem, str]:
     """The filesystem and path of a URI; a missing driver package or unknown scheme is a ConfigError that says what to install."""
     scheme = uri.split("://", 1)[0] if "://" in uri else ""
@@ -56,7 +61,7 @@ def filesystem(uri: str, options: Mapping[str, Any]) -> tuple[fsspec.AbstractFil
         extra = EXTRAS.get(scheme)
         hint = f"pip install 'askmany[{extra}]'" if extra else str(error)
         raise ConfigError(f"{uri}: no driver for {scheme}:// is installed; {hint}") from error
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"{uri}: {error}") from error
     return fs, path
 
@@ -76,25 +81,42 @@ def list_files(uris: Sequence[str], options: Mapping[str, Any]) -> list[InputFil
 
 
 def _list_one(uri: str, options: Mapping[str, Any]) -> list[InputFile]:
-    fs, path = filesystem(uri, options)
-    fs.invalidate_cache()  # an input that has moved since this process last looked
+    path = uri
     try:
-        if MAGIC & set(path) and not fs.exists(path):
-            base = path[: min(path.index(c) for c in MAGIC if c in path)].rpartition("/")[0]
-            details = fs.glob(path, detail=True)
-        elif fs.isdir(path):
-            base, details = path.rstrip("/"), fs.find(path, detail=True)
-        else:
-            base, details = path.rpartition("/")[0], {path: fs.info(path)}
+        fs, path = filesystem(uri, options)
+        fs.invalidate_cache()  # an input that has moved since this process last looked
+        base, details = _found(fs, path)
+    except ConfigError:
+        raise
     except FileNotFoundError as error:
         raise ConfigError(f"{uri}: no such file or folder (looked at {path})") from error
-    except OSError as error:
-        raise ConfigError(f"{uri}: cannot be listed: {error}") from error
+    except Exception as error:  # each client library has errors of its own for credentials, options and names that it cannot use
+        raise ConfigError(f"{uri}: cannot be listed: {told(error)}") from error
     files = [_input_file(fs, base, name, info) for name, info in details.items() if info.get("type") == "file"]
     visible = [file for file in files if not any(part.startswith(".") for part in file.name.split("/"))]
     if not visible:
         raise ConfigError(f"{uri}: no files there (looked at {path})")
+    for file in visible:
+        _refuse_undecodable(file)
     return visible
+
+
+def _found(fs: fsspec.AbstractFileSystem, path: str) -> tuple[str, Mapping[str, Mapping[str, Any]]]:
+    """The folder that names are told below, and what the path names: everything in a folder, every match of a glob, one file."""
+    if MAGIC & set(path) and not fs.exists(path):
+        return path[: min(path.index(c) for c in MAGIC if c in path)].rpartition("/")[0], fs.glob(path, detail=True)
+    if fs.isdir(path):
+        return path.rstrip("/"), fs.find(path, detail=True)
+    return path.rpartition("/")[0], {path: fs.info(path)}
+
+
+def _refuse_undecodable(file: InputFile) -> None:
+    """ConfigError for a local name that is no UTF-8: neither tables nor JSON can hold it."""
+    try:
+        file.uri.encode("utf-8")
+    except UnicodeEncodeError as error:
+        name = os.fsencode(file.uri).decode("utf-8", "backslashreplace")
+        raise ConfigError(f"{name}: the file's name is not UTF-8; rename it, or narrow input.uri") from error
 
 
 def _input_file(fs: fsspec.AbstractFileSystem, base: str, path: str, info: Mapping[str, Any]) -> InputFile:
@@ -223,6 +245,8 @@ class ObjectStore:
             raise
         except OSError as error:
             raise type(error)(f"{self.uri_of(name)}: {_FAILED[operation]}: {error}") from error
+        except Exception as error:  # of a client library, such as one for missing credentials
+            raise OSError(f"{self.uri_of(name)}: {_FAILED[operation]}: {told(error)}") from error
 
     def _put(self, name: str, data: bytes | memoryview) -> None:
         if self._local:
