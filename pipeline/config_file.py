@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
@@ -32,12 +32,14 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def parse_config(values: Mapping[str, Any], overrides: Sequence[str] = (), source: str = "config") -> RunConfig:
     """The configuration of a plain mapping. Raises ConfigError."""
-    merged = _copy(values)
-    for override in overrides:
-        _apply(merged, override)
-    refuse_unknown_keys(merged, RunConfig, source)
     try:
+        merged = _copy(values)
+        for override in overrides:
+            _apply(merged, override)
+        refuse_unknown_keys(merged, RunConfig, source)
         return RunConfig.model_validate(merged)
+    except RecursionError as error:
+        raise ConfigError(f"{source}: nested too deeply") from error
     except ValidationError as error:
         raise ConfigError(_message(error, source)) from error
 
@@ -73,7 +75,7 @@ def load_yaml(text: str, source: str) -> Any:
     """The value of a YAML text. ConfigError when it is malformed, gives a key twice, or holds itself."""
     try:
         value = yaml.load(text, Loader=UniqueKeyLoader)
-        _refuse_endless(value, source)
+        _refuse_endless(value, source, set(), set())
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
@@ -81,13 +83,17 @@ def load_yaml(text: str, source: str) -> Any:
     return value
 
 
-def _refuse_endless(value: Any, source: str, holders: tuple[int, ...] = ()) -> None:
-    """ConfigError for a value that an alias of its own anchor stands in."""
+def _refuse_endless(value: Any, source: str, holders: set[int], seen: set[int]) -> None:
+    """ConfigError for a value that an alias of its own anchor stands in. What many aliases name is looked at once."""
+    if not isinstance(value, (dict, list)) or id(value) in seen:
+        return
     if id(value) in holders:
         raise ConfigError(f"{source}: a YAML anchor contains itself")
-    below: Iterable[Any] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for item in below:
-        _refuse_endless(item, source, (*holders, id(value)))
+    holders.add(id(value))
+    for item in value.values() if isinstance(value, dict) else value:
+        _refuse_endless(item, source, holders, seen)
+    holders.remove(id(value))
+    seen.add(id(value))
 
 
 def _mapping(value: Any, source: str) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import IO, Any, TypeVar
 
 import fsspec
@@ -78,6 +78,29 @@ def list_files(uris: Sequence[str], options: Mapping[str, Any]) -> list[InputFil
         for file in _list_one(uri, options):
             found.setdefault(file.uri, file)
     return [found[uri] for uri in sorted(found)]
+
+
+def outside(files: Sequence[InputFile], folder: str, options: Mapping[str, Any]) -> list[InputFile]:
+    """The files that do not stand below `folder`. Those that were looked for in that folder, or in one below it, stay."""
+    fs, path = filesystem(folder, options)
+    local = isinstance(fs, LocalFileSystem)
+
+    @cache
+    def resolved(place: str) -> str:
+        return f"{(os.path.realpath(place) if local else place).rstrip('/')}/"
+
+    root = resolved(path if local else fs.unstrip_protocol(path))
+
+    def is_below(place: str) -> bool:
+        return resolved(place).startswith(root)
+
+    return [
+        file
+        for file in files
+        if is_local(file.uri) != local
+        or not is_below(file.uri.rpartition("/")[0])
+        or is_below(file.uri.removesuffix(file.name).rstrip("/"))
+    ]
 
 
 def _list_one(uri: str, options: Mapping[str, Any]) -> list[InputFile]:
@@ -159,6 +182,8 @@ class ObjectStore:
     """
 
     def __init__(self, uri: str, options: Mapping[str, Any], retrier: Retrier | None = None) -> None:
+        if uri.endswith("://"):
+            raise ConfigError(f"{uri}: a bucket or folder is needed behind the scheme")
         self.uri = uri.rstrip("/") or "/"
         self.retrier = retrier or Retrier()
         self._fs, root = filesystem(self.uri, _without_own_retries(self.uri, options))
@@ -228,9 +253,11 @@ class ObjectStore:
         """
         path = self._path(name)
         if self._local:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with _beside(path) as stream:
-                yield stream
+            try:
+                with _beside(path) as stream:
+                    yield stream
+            except OSError as error:
+                raise type(error)(f"{self.uri_of(name)}: cannot be written: {error}") from error
             return
         with tempfile.TemporaryDirectory() as folder:
             gathered = os.path.join(folder, "object")
@@ -250,7 +277,7 @@ class ObjectStore:
 
     def _put(self, name: str, data: bytes | memoryview) -> None:
         if self._local:
-            with self.writer(name) as stream:
+            with _beside(self._path(name)) as stream:
                 stream.write(data)
         else:
             self._fs.pipe_file(self._path(name), bytes(data))
@@ -316,8 +343,9 @@ def _already_there(error: OSError) -> bool:
 
 @contextmanager
 def _beside(path: str) -> Iterator[IO[bytes]]:
-    """A temporary file in the folder of `path`, renamed over it at the end, removed on an error."""
+    """A temporary file in the folder of `path`, which is made, renamed over it at the end, removed on an error."""
     folder, name = os.path.split(path)
+    os.makedirs(folder, exist_ok=True)
     temporary = os.path.join(folder, f"{UNFINISHED}{uuid.uuid4().hex}-{name}")
     try:
         with open(temporary, "xb") as stream:
