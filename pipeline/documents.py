@@ -97,10 +97,10 @@ def to_document(row: Row, columns: InputConfig) -> SourceDocument | DeadLetter:
     return SourceDocument(name, cleaned.text, questions, keep, (*row.flags, *cleaned.flags), row.locator)
 
 
-def named_twice(columns: Iterable[str]) -> str | None:
-    """The first column whose name has come before; which of the two is meant nobody can tell."""
+def named_twice(names: Iterable[str]) -> str | None:
+    """The first name that has come before; which of the two is meant nobody can tell."""
     seen: set[str] = set()
-    for name in columns:
+    for name in names:
         if name in seen:
             return name
         seen.add(name)

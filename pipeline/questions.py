@@ -20,6 +20,7 @@ from askmany.engine.answer_types import TEXT, TYPE_KEYS, AnswerType, BoolType, C
 from askmany.engine.errors import ConfigError
 from askmany.pipeline.config import SamplingConfig
 from askmany.pipeline.config_file import load_yaml
+from askmany.pipeline.documents import named_twice
 from askmany.pipeline.storage import read_bytes, told
 from askmany.pipeline.text import clean, decode, is_blank
 
@@ -226,10 +227,17 @@ def _json_lines(text: str, uri: str) -> list[Any]:
         if is_blank(line):
             continue
         try:
-            items.append(json.loads(line))
+            items.append(json.loads(line, object_pairs_hook=_unique))
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{uri}:{number}: malformed JSON: {error}") from error
     return items
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    twice = named_twice(key for key, _ in pairs)
+    if twice is not None:
+        raise ValueError(f"key {twice!r} is given twice")
+    return dict(pairs)
 
 
 def _yaml(text: str, uri: str) -> Any:

@@ -121,6 +121,8 @@ def scan(span: Span, columns: InputConfig) -> Iterator[SourceDocument | DeadLett
         for row in _rows(span, columns):
             place = row.locator
             yield to_document(row, columns) if isinstance(row, Row) else row
+    except ConfigError:  # of this machine rather than the file, such as a driver that is not installed
+        raise
     except Exception as error:  # whatever one file does to the libraries that read it, the others are read
         rest = Locator(span.uri, span.name, span.format, place.start + place.length, 0, place.line + 1)
         what = str(error) if isinstance(error, UNREADABLE) else f"{type(error).__name__}: {error}"
@@ -213,7 +215,7 @@ class Fetcher:
     def _header(self, uri: str) -> list[str]:
         if uri not in self._headers:
             with open_decompressed(uri, self._options) as stream:
-                self._headers[uri] = lines.parse_header(next(lines.csv_records(stream))[2])
+                self._headers[uri] = lines.parse_header(next(lines.csv_records(stream), (0, 1, b""))[2])
         return self._headers[uri]
 
     def _document(self, row: Row | DeadLetter) -> SourceDocument | DocumentError:

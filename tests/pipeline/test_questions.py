@@ -107,6 +107,7 @@ def test_bad_sets_are_refused_in_one_line(source: Any, message: str) -> None:
         ("q.docx", "x", "a question set is a yaml"),
         ("q.yaml", "- {id: a, question: X, id: b}", "key 'id' is given twice"),
         ("q.json", '[{"id": "a", "question": "X?", "question": "Y?"}]', "key 'question' is given twice"),
+        ("q.jsonl", '{"id": "a", "question": "X?", "id": "b"}', "q.jsonl:1: malformed JSON: key 'id' is given twice"),
         ("q.yaml", "- &q [*q]", "a YAML anchor contains itself"),
         ("q.yaml", "[" * 5000, "nested too deeply"),
         ("q.jsonl", "[" * 200_000, "q.jsonl:1: malformed JSON"),

@@ -462,3 +462,23 @@ def test_parquet_lists_of_text_that_is_not_utf_8_end_in_a_dead_letter(tmp_path: 
     pq.write_table(pa.table({"doc_id": ["a"], "text": ["t"], "questions": asked}), path)
     (letter,) = letters(read(path, questions="questions"))
     assert "cannot be read from here on: 'utf-8' codec can't decode" in letter.reason
+
+
+def test_a_driver_that_is_missing_is_no_fault_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("w1")
+
+    def missing(*arguments: object, **options: object) -> None:
+        raise ImportError("no module")
+
+    (span,) = plan_spans(list_files([str(tmp_path)], {})[0], InputConfig(uri="x"), 1 << 20)
+    monkeypatch.setattr("askmany.pipeline.storage.url_to_fs", missing)
+    with pytest.raises(ConfigError, match="no driver"):
+        list(scan(span, InputConfig(uri="x")))
+
+
+def test_a_csv_file_that_is_empty_since_it_was_found(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv.gz"
+    path.write_bytes(gzip.compress(b"doc_id,text\na,b\n"))
+    found = read(path)
+    path.write_bytes(gzip.compress(b""))
+    assert isinstance(fetch_all(found, path)["a"], DocumentError)
