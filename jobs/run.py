@@ -33,13 +33,16 @@ def main(
 
 
 def guarded(action: Callable[[], int]) -> int:
-    """The action's exit code, or that of the error it ended in, which is one line on stderr."""
+    """The action's exit code, or that of the error it ended in, which is one line on stderr. A path that leads through a file is bad
+    input; every other failure of a disk or a store, such as one that is full, is none."""
     try:
         with interrupts_as_exceptions():
             return action()
     except ConfigError as error:
         return _fail(str(error), EXIT_CONFIG)
-    except AskmanyError as error:
+    except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
+        return _fail(str(error), EXIT_CONFIG)
+    except (AskmanyError, OSError) as error:
         return _fail(str(error), EXIT_INTERNAL)
     except KeyboardInterrupt:
         return _fail("interrupted; nothing is lost, run the same command again", EXIT_INTERRUPTED)

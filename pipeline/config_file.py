@@ -27,18 +27,20 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{source}: no such configuration file (looked at {Path(path).absolute()})") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: the configuration file cannot be read: {error}") from error
-    return parse_config(_mapping(_yaml(text, source), source), overrides, source)
+    return parse_config(_mapping(load_yaml(text, source), source), overrides, source)
 
 
 def parse_config(values: Mapping[str, Any], overrides: Sequence[str] = (), source: str = "config") -> RunConfig:
     """The configuration of a plain mapping. Raises ConfigError."""
-    merged = _copy(values)
-    for override in overrides:
-        _apply(merged, override)
-    refuse_unknown_keys(merged, RunConfig, source)
-    _refuse_half_characters(merged, source)
     try:
+        merged = _copy(values)
+        for override in overrides:
+            _apply(merged, override)
+        refuse_unknown_keys(merged, RunConfig, source)
+        _refuse_half_characters(merged, source)
         return RunConfig.model_validate(merged)
+    except RecursionError as error:
+        raise ConfigError(f"{source}: nested too deeply") from error
     except ValidationError as error:
         raise ConfigError(_message(error, source)) from error
 
@@ -82,11 +84,29 @@ def _section(annotation: Any) -> type[BaseModel] | None:
     return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
 
 
-def _yaml(text: str, source: str) -> Any:
+def load_yaml(text: str, source: str) -> Any:
+    """The value of a YAML text. ConfigError when it is malformed, gives a key twice, or holds itself."""
     try:
-        return yaml.load(text, Loader=UniqueKeyLoader)
+        value = yaml.load(text, Loader=UniqueKeyLoader)
+        _refuse_endless(value, source, set(), set())
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{source}: nested too deeply") from error
+    return value
+
+
+def _refuse_endless(value: Any, source: str, holders: set[int], seen: set[int]) -> None:
+    """ConfigError for a value that an alias of its own anchor stands in. What many aliases name is looked at once."""
+    if not isinstance(value, (dict, list)) or id(value) in seen:
+        return
+    if id(value) in holders:
+        raise ConfigError(f"{source}: a YAML anchor contains itself")
+    holders.add(id(value))
+    for item in value.values() if isinstance(value, dict) else value:
+        _refuse_endless(item, source, holders, seen)
+    holders.remove(id(value))
+    seen.add(id(value))
 
 
 def _mapping(value: Any, source: str) -> Mapping[str, Any]:
@@ -103,6 +123,8 @@ class UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str) and key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
@@ -125,7 +147,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         if not isinstance(below, dict):
             raise ConfigError(f"--set {override}: {key} is not a section")
         values = below
-    values[keys[-1]] = _yaml(text, f"--set {override}")
+    values[keys[-1]] = load_yaml(text, f"--set {override}")
 
 
 def _message(error: ValidationError, source: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -85,9 +85,9 @@ def to_document(row: Row, columns: InputConfig) -> SourceDocument | DeadLetter:
         if column not in row.values:
             return DeadLetter(row.locator, f"no column {column!r}; the row has {', '.join(map(repr, row.values)) or 'none'}")
     doc_id = row.values[id_column]
-    if isinstance(doc_id, bool) or not isinstance(doc_id, (str, int)) or doc_id == "":
+    name = "" if isinstance(doc_id, bool) or not isinstance(doc_id, (str, int)) else clean(str(doc_id)).text
+    if not name:
         return DeadLetter(row.locator, f"column {id_column!r} is {_short(doc_id)}; a document needs a text or a whole number there")
-    name = clean(str(doc_id)).text
     text = row.values[text_column]
     if text is not None and not isinstance(text, str):
         return DeadLetter(row.locator, f"column {text_column!r} is {_short(text)}; it must be text", name)
@@ -95,6 +95,16 @@ def to_document(row: Row, columns: InputConfig) -> SourceDocument | DeadLetter:
     questions = row.values.get(columns.questions) if columns.questions else None
     keep = {column: _kept(row.values.get(column)) for column in columns.keep}
     return SourceDocument(name, cleaned.text, questions, keep, (*row.flags, *cleaned.flags), row.locator)
+
+
+def named_twice(names: Iterable[str]) -> str | None:
+    """The first name that has come before; which of the two is meant nobody can tell."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def _kept(value: Any) -> str | None:

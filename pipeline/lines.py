@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
-from askmany.pipeline.documents import DeadLetter, Locator, Row
+from askmany.pipeline.documents import DeadLetter, Locator, Row, named_twice
 from askmany.pipeline.spool import open_decompressed
 from askmany.pipeline.text import decode_record
 
@@ -104,8 +104,12 @@ def _ends_inside_quotes(data: bytes, inside: bool) -> bool:
 
 
 def parse_header(data: bytes) -> list[str]:
-    """The column names of a CSV header."""
-    return _fields(decode_record(data.removeprefix(_BOM)).text)
+    """The column names of a CSV header. `csv.Error` when it is malformed or names a column twice; nameless columns may be many."""
+    columns = _fields(decode_record(data.removeprefix(_BOM)).text)
+    twice = named_twice(name for name in columns if name)
+    if twice is not None:
+        raise csv.Error(f"column {twice!r} is named twice in the header")
+    return columns
 
 
 def parse_csv(locator: Locator, columns: list[str], data: bytes) -> Row | DeadLetter:
@@ -122,4 +126,7 @@ def parse_csv(locator: Locator, columns: list[str], data: bytes) -> Row | DeadLe
 
 def _fields(text: str) -> list[str]:
     csv.field_size_limit(sys.maxsize)  # the default refuses fields over 128 KiB: many documents
-    return next(csv.reader(io.StringIO(text, newline=""), strict=True), [])
+    rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
+    if len(rows) > 1:
+        raise csv.Error("a carriage return outside quotes; lines must end in LF or CR LF")
+    return rows[0] if rows else []

@@ -15,14 +15,14 @@ from typing import Any
 from askmany.engine.errors import ConfigError
 from askmany.engine.models import ResolvedModel
 from askmany.pipeline import building
-from askmany.pipeline.config import InputConfig, RunConfig
+from askmany.pipeline.config import InputConfig, OutputConfig, RunConfig
 from askmany.pipeline.fingerprint import basis, differences, fingerprint, identity
 from askmany.pipeline.preparing import Preparer
 from askmany.pipeline.questions import as_config, load_questions
 from askmany.pipeline.readers import columns_of, format_of
 from askmany.pipeline.run_file import read_run
 from askmany.pipeline.schema import answer_schema
-from askmany.pipeline.storage import InputFile, ObjectStore, list_files
+from askmany.pipeline.storage import InputFile, ObjectStore, list_files, outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def open_run(
     answer_schema(config.input.keep)
     store = ObjectStore(config.output.uri, config.output.storage_options)
     questions = load_questions(config.questions, config.sampling, config.input.storage_options)
-    files = input_files(config.input, bool(questions))
+    files = input_files(config.input, config.output, bool(questions))
     model = building.resolve(config)
     resolved = {"model_revision": model.revision, "questions": as_config(questions, config.sampling), "date": config.date or _date(store)}
     config = config.model_copy(update=resolved)
@@ -62,13 +62,18 @@ def open_run(
 
 def _date(store: ObjectStore) -> datetime:
     """When the run in the output began, now if there is none: prompts that show the date stay the same when a run is resumed."""
-    before = read_run(store)
+    before = _run_before(store)
     return datetime.fromisoformat(before["identity"]["date"]) if before else datetime.now().replace(microsecond=0)
 
 
-def input_files(columns: InputConfig, shared_questions: bool) -> list[InputFile]:
-    """The input's files, each of a format that is read, the first of each format with the columns it needs."""
-    files = _only(list_files(columns.uris, columns.storage_options), columns.only)
+def input_files(columns: InputConfig, output: OutputConfig, shared_questions: bool) -> list[InputFile]:
+    """The input's files, each of a format that is read, the first of each format with the columns it needs. What a run writes into an
+    output below its input is none of them: every launch finds the same."""
+    found = list_files(columns.uris, columns.storage_options)
+    files = outside(found, output.uri, output.storage_options)
+    if not files:
+        raise ConfigError(f"input.uri: no files in {', '.join(columns.uris)} but those below output.uri ({output.uri})")
+    files = _only(files, columns.only)
     first: dict[str, InputFile] = {}
     for file in files:
         first.setdefault(format_of(file.uri, columns.format), file)
@@ -93,9 +98,10 @@ def _refuse_missing_columns(file: InputFile, kind: str, columns: InputConfig, sh
     if present is None:
         return
     wanted = {"input.id": columns.id, "input.text": columns.text}
-    if columns.questions and not shared_questions:
+    tabular = kind in ("parquet", "csv")
+    if columns.questions and (tabular or not shared_questions):
         wanted["input.questions"] = columns.questions
-    if kind in ("parquet", "csv"):
+    if tabular:
         wanted |= {f"input.keep.{n}": name for n, name in enumerate(columns.keep)}
     for key, name in wanted.items():
         if name not in present:
@@ -104,12 +110,17 @@ def _refuse_missing_columns(file: InputFile, kind: str, columns: InputConfig, sh
             raise ConfigError(f"{key}: {file.uri} has no column {name!r}; {hint}")
 
 
+def _run_before(store: ObjectStore) -> dict[str, Any] | None:
+    """run.json of the output, None when there is none. ConfigError when it cannot be read."""
+    try:
+        return read_run(store)
+    except OSError as error:
+        raise ConfigError(f"output.uri: {error}") from error
+
+
 def refuse_other_run(store: ObjectStore, parts: Mapping[str, Any]) -> None:
     """ConfigError when the output already holds answers of another model or under other parameters; questions and documents may differ."""
-    try:
-        before = read_run(store)
-    except OSError as error:
-        raise ConfigError(f"output.uri: {store.uri} cannot be read: {error}") from error
+    before = _run_before(store)
     if before is None:
         return
     known, now = basis(before.get("identity") or {}), basis(parts)

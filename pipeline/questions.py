@@ -14,13 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from askmany.engine.answer_types import TEXT, TYPE_KEYS, AnswerType, BoolType, ChoiceType, MultiChoiceType, answer_type
 from askmany.engine.errors import ConfigError
 from askmany.pipeline.config import SamplingConfig
-from askmany.pipeline.storage import read_bytes
+from askmany.pipeline.config_file import load_yaml
+from askmany.pipeline.documents import named_twice
+from askmany.pipeline.storage import read_bytes, told
 from askmany.pipeline.text import clean, decode, is_blank
 
 ID_KEYS, TEXT_KEYS = ("id", "qid"), ("question", "text")
@@ -86,7 +87,7 @@ def own_questions(value: Any, defaults: SamplingConfig, place: str) -> tuple[Ask
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{place}: questions are malformed JSON: {error}") from error
     if value is None or value == "":
         return ()
@@ -177,9 +178,10 @@ def _id(values: Mapping[str, Any], text: str, place: str) -> str:
         raise ConfigError(f"{place}: both 'id' and 'qid' are given")
     if not given:
         return "q-" + hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
-    if isinstance(given[0], bool) or not isinstance(given[0], (str, int)) or given[0] == "":
+    question_id = "" if isinstance(given[0], bool) or not isinstance(given[0], (str, int)) else clean(str(given[0])).text
+    if not question_id:
         raise ConfigError(f"{place}: the id is {given[0]!r}; it must be text or a whole number")
-    return clean(str(given[0])).text
+    return question_id
 
 
 def _references(value: Any, place: str) -> tuple[str, ...]:
@@ -210,8 +212,10 @@ def _read(uri: str, options: Mapping[str, Any]) -> Any:
         text = decode(read_bytes(uri, options)).text
     except FileNotFoundError:
         raise ConfigError(f"{uri}: no such question file") from None
-    except OSError as error:
-        raise ConfigError(f"{uri}: the question file cannot be read: {error}") from error
+    except ConfigError:
+        raise
+    except Exception as error:  # each client library has errors of its own
+        raise ConfigError(f"{uri}: the question file cannot be read: {told(error)}") from error
     if ending == "txt":
         return [line for line in text.splitlines() if not is_blank(line)]
     return _json_lines(text, uri) if ending == "jsonl" else _yaml(text, uri)
@@ -223,17 +227,21 @@ def _json_lines(text: str, uri: str) -> list[Any]:
         if is_blank(line):
             continue
         try:
-            items.append(json.loads(line))
-        except ValueError as error:
+            items.append(json.loads(line, object_pairs_hook=_unique))
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{uri}:{number}: malformed JSON: {error}") from error
     return items
 
 
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    twice = named_twice(key for key, _ in pairs)
+    if twice is not None:
+        raise ValueError(f"key {twice!r} is given twice")
+    return dict(pairs)
+
+
 def _yaml(text: str, uri: str) -> Any:
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{uri}: not valid YAML: {' '.join(str(error).split())}") from error
+    value = load_yaml(text, uri)
     if value is None:
         return []
     if isinstance(value, Mapping):

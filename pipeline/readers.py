@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +42,7 @@ REFUSED = {"pdf": "PDF", "docx": "Word", "doc": "Word", "odt": "OpenDocument", "
 LOOK_AT_ROWS = 20
 GAP_BYTES = 64 << 10  # unwanted bytes that are cheaper to read than another request
 STRETCH_BYTES = 8 << 20
-UNREADABLE = (OSError, EOFError, zlib.error, zstandard.ZstdError, pa.ArrowException)
+UNREADABLE = (OSError, EOFError, zlib.error, zstandard.ZstdError, pa.ArrowException, csv.Error, UnicodeDecodeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +121,12 @@ def scan(span: Span, columns: InputConfig) -> Iterator[SourceDocument | DeadLett
         for row in _rows(span, columns):
             place = row.locator
             yield to_document(row, columns) if isinstance(row, Row) else row
-    except UNREADABLE as error:
+    except ConfigError:  # of this machine rather than the file, such as a driver that is not installed
+        raise
+    except Exception as error:  # whatever one file does to the libraries that read it, the others are read
         rest = Locator(span.uri, span.name, span.format, place.start + place.length, 0, place.line + 1)
-        yield DeadLetter(rest, f"the file cannot be read from here on: {error}")
+        what = str(error) if isinstance(error, UNREADABLE) else f"{type(error).__name__}: {error}"
+        yield DeadLetter(rest, f"the file cannot be read from here on: {what}")
 
 
 def _rows(span: Span, columns: InputConfig) -> Iterator[Row | DeadLetter]:
@@ -211,7 +215,7 @@ class Fetcher:
     def _header(self, uri: str) -> list[str]:
         if uri not in self._headers:
             with open_decompressed(uri, self._options) as stream:
-                self._headers[uri] = lines.parse_header(next(lines.csv_records(stream))[2])
+                self._headers[uri] = lines.parse_header(next(lines.csv_records(stream), (0, 1, b""))[2])
         return self._headers[uri]
 
     def _document(self, row: Row | DeadLetter) -> SourceDocument | DocumentError:

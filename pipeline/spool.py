@@ -21,6 +21,7 @@ import zstandard
 from askmany.pipeline.storage import open_binary
 
 COMPRESSED = (".gz", ".zst")
+_ZST_BYTES = 4 << 10  # decompressed at once; a block of 128 KiB can be as short as 4 bytes, so that this bounds memory
 
 
 def is_compressed(uri: str) -> bool:
@@ -35,10 +36,44 @@ def open_decompressed(uri: str, options: Mapping[str, Any]) -> Iterator[IO[bytes
             with gzip.GzipFile(fileobj=raw) as stream:
                 yield cast(IO[bytes], stream)
         elif uri.lower().endswith(".zst"):
-            with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as reader:
-                yield io.BufferedReader(reader, buffer_size=1 << 20)
+            with io.BufferedReader(_ZstdFrames(raw), buffer_size=1 << 20) as reader:
+                yield reader
         else:
             yield raw
+
+
+class _ZstdFrames(io.RawIOBase):
+    """What the zstd frames of a file hold, one after another. EOFError when the last one breaks off, as `gzip` has it; the library's own
+    stream reader takes that for the end of the file."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._chunks = _decompressed(raw)
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._left = memoryview(chunk)
+        taken = self._left[: len(buffer)]
+        buffer[: len(taken)] = taken
+        self._left = self._left[len(taken) :]
+        return len(taken)
+
+
+def _decompressed(raw: IO[bytes]) -> Iterator[bytes]:
+    frame = None
+    for data in iter(lambda: raw.read(_ZST_BYTES), b""):
+        while data:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            yield frame.decompress(data)
+            data, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame is not None:
+        raise EOFError("Compressed file ended before the end-of-stream marker was reached")
 
 
 class Spool:

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import IO, Any, TypeVar
 
 import fsspec
@@ -47,6 +47,11 @@ class InputFile:
     version: str = ""
 
 
+def told(error: Exception) -> str:
+    """What an error says; with its kind, unless it is one of the system's, which say enough."""
+    return str(error) if isinstance(error, OSError) and str(error) else f"{type(error).__name__}: {error}"
+
+
 def filesystem(uri: str, options: Mapping[str, Any]) -> tuple[fsspec.AbstractFileSystem, str]:
     """The filesystem and path of a URI; a missing driver package or unknown scheme is a ConfigError that says what to install."""
     scheme = uri.split("://", 1)[0] if "://" in uri else ""
@@ -56,7 +61,7 @@ def filesystem(uri: str, options: Mapping[str, Any]) -> tuple[fsspec.AbstractFil
         extra = EXTRAS.get(scheme)
         hint = f"pip install 'askmany[{extra}]'" if extra else str(error)
         raise ConfigError(f"{uri}: no driver for {scheme}:// is installed; {hint}") from error
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"{uri}: {error}") from error
     return fs, path
 
@@ -75,26 +80,66 @@ def list_files(uris: Sequence[str], options: Mapping[str, Any]) -> list[InputFil
     return [found[uri] for uri in sorted(found)]
 
 
+def outside(files: Sequence[InputFile], folder: str, options: Mapping[str, Any]) -> list[InputFile]:
+    """The files that do not stand below `folder`. Those that were looked for in that folder, or in one below it, stay."""
+    fs, path = filesystem(folder, options)
+    local = isinstance(fs, LocalFileSystem)
+
+    @cache
+    def resolved(place: str) -> str:
+        return f"{(os.path.realpath(place) if local else place).rstrip('/')}/"
+
+    root = resolved(path if local else fs.unstrip_protocol(path))
+
+    def is_below(place: str) -> bool:
+        return resolved(place).startswith(root)
+
+    return [
+        file
+        for file in files
+        if is_local(file.uri) != local
+        or not is_below(file.uri.rpartition("/")[0])
+        or is_below(file.uri.removesuffix(file.name).rstrip("/"))
+    ]
+
+
 def _list_one(uri: str, options: Mapping[str, Any]) -> list[InputFile]:
-    fs, path = filesystem(uri, options)
-    fs.invalidate_cache()  # an input that has moved since this process last looked
+    path = uri
     try:
-        if MAGIC & set(path) and not fs.exists(path):
-            base = path[: min(path.index(c) for c in MAGIC if c in path)].rpartition("/")[0]
-            details = fs.glob(path, detail=True)
-        elif fs.isdir(path):
-            base, details = path.rstrip("/"), fs.find(path, detail=True)
-        else:
-            base, details = path.rpartition("/")[0], {path: fs.info(path)}
+        fs, path = filesystem(uri, options)
+        fs.invalidate_cache()  # an input that has moved since this process last looked
+        base, details = _found(fs, path)
+    except ConfigError:
+        raise
     except FileNotFoundError as error:
         raise ConfigError(f"{uri}: no such file or folder (looked at {path})") from error
-    except OSError as error:
-        raise ConfigError(f"{uri}: cannot be listed: {error}") from error
+    except Exception as error:  # each client library has errors of its own for credentials, options and names that it cannot use
+        raise ConfigError(f"{uri}: cannot be listed: {told(error)}") from error
     files = [_input_file(fs, base, name, info) for name, info in details.items() if info.get("type") == "file"]
     visible = [file for file in files if not any(part.startswith(".") for part in file.name.split("/"))]
     if not visible:
         raise ConfigError(f"{uri}: no files there (looked at {path})")
+    for file in visible:
+        _refuse_undecodable(file)
     return visible
+
+
+def _found(fs: fsspec.AbstractFileSystem, path: str) -> tuple[str, Mapping[str, Mapping[str, Any]]]:
+    """The folder that names are told below, and what the path names: everything in a folder, every match of a glob, one file."""
+    if MAGIC & set(path) and not fs.exists(path):
+        return path[: min(path.index(c) for c in MAGIC if c in path)].rpartition("/")[0], fs.glob(path, detail=True)
+    if fs.isdir(path):
+        return path.rstrip("/"), fs.find(path, detail=True)
+    return path.rpartition("/")[0], {path: fs.info(path)}
+
+
+def _refuse_undecodable(file: InputFile) -> None:
+    """ConfigError for a local name that is no UTF-8: neither tables nor JSON can hold it."""
+    try:
+        file.uri.encode("utf-8")
+    except UnicodeEncodeError as error:
+        name = os.fsencode(file.uri).decode("utf-8", "backslashreplace")
+        raise ConfigError(f"{name}: the file's name is not UTF-8; rename it, or narrow input.uri") from error
 
 
 def _input_file(fs: fsspec.AbstractFileSystem, base: str, path: str, info: Mapping[str, Any]) -> InputFile:
@@ -137,6 +182,8 @@ class ObjectStore:
     """
 
     def __init__(self, uri: str, options: Mapping[str, Any], retrier: Retrier | None = None) -> None:
+        if uri.endswith("://"):
+            raise ConfigError(f"{uri}: a bucket or folder is needed behind the scheme")
         self.uri = uri.rstrip("/") or "/"
         self.retrier = retrier or Retrier()
         self._fs, root = filesystem(self.uri, _without_own_retries(self.uri, options))
@@ -206,9 +253,11 @@ class ObjectStore:
         """
         path = self._path(name)
         if self._local:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with _beside(path) as stream:
-                yield stream
+            try:
+                with _beside(path) as stream:
+                    yield stream
+            except OSError as error:
+                raise type(error)(f"{self.uri_of(name)}: cannot be written: {error}") from error
             return
         with tempfile.TemporaryDirectory() as folder:
             gathered = os.path.join(folder, "object")
@@ -223,10 +272,12 @@ class ObjectStore:
             raise
         except OSError as error:
             raise type(error)(f"{self.uri_of(name)}: {_FAILED[operation]}: {error}") from error
+        except Exception as error:  # of a client library, such as one for missing credentials
+            raise OSError(f"{self.uri_of(name)}: {_FAILED[operation]}: {told(error)}") from error
 
     def _put(self, name: str, data: bytes | memoryview) -> None:
         if self._local:
-            with self.writer(name) as stream:
+            with _beside(self._path(name)) as stream:
                 stream.write(data)
         else:
             self._fs.pipe_file(self._path(name), bytes(data))
@@ -292,8 +343,9 @@ def _already_there(error: OSError) -> bool:
 
 @contextmanager
 def _beside(path: str) -> Iterator[IO[bytes]]:
-    """A temporary file in the folder of `path`, renamed over it at the end, removed on an error."""
+    """A temporary file in the folder of `path`, which is made, renamed over it at the end, removed on an error."""
     folder, name = os.path.split(path)
+    os.makedirs(folder, exist_ok=True)
     temporary = os.path.join(folder, f"{UNFINISHED}{uuid.uuid4().hex}-{name}")
     try:
         with open(temporary, "xb") as stream:

@@ -48,8 +48,17 @@ def print_plan(console: Console, opened: OpenedRun, planned: PlannedRun) -> None
         lines.append(f"{many(planned.dead_letters, 'row is', 'rows are')} no document: {opened.store.uri_of(DEAD_LETTERS)}")
     if planned.unasked:
         lines.append(f"{many(planned.unasked, 'document has', 'documents have')} no question")
+    if _own_questions_missed(opened, plan.table):
+        lines.append(f"no document has questions of its own: nothing in column {opened.config.input.questions!r} (input.questions)")
     for text in lines:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _own_questions_missed(opened: OpenedRun, table: pa.Table) -> bool:
+    """Whether a column of questions is named that holds none; a name with a slip looks like this, and so does a cut that leaves none."""
+    columns = opened.config.input
+    named = columns.questions is not None and columns.max_questions is None
+    return named and len(table) > 0 and table.column("own_questions").null_count == len(table)
 
 
 def kv_element_bytes(opened: OpenedRun) -> int:

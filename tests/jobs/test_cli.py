@@ -1,5 +1,6 @@
 """The command line: exit codes, one line for everything that is refused, and what a user sees."""
 
+import errno
 import json
 import os
 import signal
@@ -188,6 +189,32 @@ def test_options_are_overrides(tmp_path: Path) -> None:
     assert code == 0
     assert "1 document, 1 question in 1 group" in out
     assert not (tmp_path / "else's").exists()
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_column_of_questions_in_which_nothing_stands_is_told(tmp_path: Path) -> None:
+    path = config(tmp_path)
+    told = "no document has questions of its own: nothing in column 'qeustions' (input.questions)"
+    assert told in invoke("run", path, "--dry-run", "--set", "input.questions=qeustions")[1]
+    assert "no document has questions" not in invoke("run", path, "--dry-run", "--set", "input.questions=questions")[1]
+
+
+@pytest.mark.parametrize("command", ["run", "show", "status", "report", "gc", "score", "export"])
+def test_an_output_below_a_file_is_refused_by_name(tmp_path: Path, command: str) -> None:
+    path = config(tmp_path)
+    output = str(tmp_path / "d.jsonl")
+    arguments = {"run": ["run", path, "-o", output], "export": ["export", output, "long"]}.get(command, [command, output])
+    assert output in (line := refused(*arguments))
+    assert "Not a directory" in line
+
+
+def test_a_full_disk_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/out/plan.parquet")
+
+    monkeypatch.setattr("askmany.jobs.run.run", full)
+    code, out, err = invoke("run", config(tmp_path))
+    assert (code, out, err) == (1, "", "askmany: [Errno 28] No space left on device: '/out/plan.parquet'\n")
 
 
 def test_show_needs_a_run(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from askmany.engine.errors import ConfigError
 from askmany.jobs.init import STARTER
 from askmany.pipeline.config import RunConfig, SamplingConfig
-from askmany.pipeline.config_file import load_config, parse_config
+from askmany.pipeline.config_file import load_config, load_yaml, parse_config
 from askmany.pipeline.fingerprint import differences, fingerprint, identity
 from askmany.pipeline.run_file import redacted
 
@@ -110,6 +110,9 @@ def test_bad_overrides_are_named(override: str) -> None:
         ("model: [", "not valid YAML"),
         ("model: a\nmodel: b\n", "key 'model' is given twice"),
         ("model: a\ninput: {uri: a, uri: b}\n", "key 'uri' is given twice"),
+        ("model: a\ninput: &a {uri: x, storage_options: *a}\n", "a YAML anchor contains itself"),
+        ("questions: &q [*q]\n", "a YAML anchor contains itself"),
+        ("questions: " + "[" * 5000, "nested too deeply"),
     ],
 )
 def test_bad_files_are_named(tmp_path: Path, text: str, message: str) -> None:
@@ -119,6 +122,21 @@ def test_bad_files_are_named(tmp_path: Path, text: str, message: str) -> None:
         load_config(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
+
+
+def test_a_mapping_that_holds_itself_is_refused() -> None:
+    values = dict(LEAST)
+    values["input"] = {"uri": "d", "storage_options": values}
+    with pytest.raises(ConfigError, match="c: nested too deeply"):
+        parse_config(values, source="c")
+
+
+def test_anchors_are_merged_and_may_be_named_often(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    laughs = "".join(f"- &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]\n" for n in range(1, 20))
+    assert len(load_yaml(f"- &l0 [ha]\n{laughs}", "c")) == 20
+    path.write_text("model: m\nquestions: [q]\ninput: {uri: d, storage_options: &o {a: 1}}\noutput: {storage_options: {<<: *o, b: 2}}\n")
+    assert load_config(path).output.storage_options == {"a": 1, "b": 2}
 
 
 def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def test_a_loaded_set_reads_back_from_its_configuration() -> None:
         ([{"id": "a", "qid": "b", "question": "X?"}], "both 'id' and 'qid'"),
         ([{"id": True, "question": "X?"}], "the id is True"),
         ([{"id": "", "question": "X?"}], "the id is ''"),
+        ([{"id": "\ufeff", "question": "X?"}], "the id is '\\ufeff'"),
         (["X?", " \n"], "question 2: the question's text is"),
         ([{"question": 5}], "the question's text is 5"),
         ([5], "question 1: a string or an object is needed, not int"),
@@ -104,6 +105,12 @@ def test_bad_sets_are_refused_in_one_line(source: Any, message: str) -> None:
         ("q.jsonl", '{"question": "X?"}\n{', "q.jsonl:2: malformed JSON"),
         ("q.txt", " \n\n", "question set is empty"),
         ("q.docx", "x", "a question set is a yaml"),
+        ("q.yaml", "- {id: a, question: X, id: b}", "key 'id' is given twice"),
+        ("q.json", '[{"id": "a", "question": "X?", "question": "Y?"}]', "key 'question' is given twice"),
+        ("q.jsonl", '{"id": "a", "question": "X?", "id": "b"}', "q.jsonl:1: malformed JSON: key 'id' is given twice"),
+        ("q.yaml", "- &q [*q]", "a YAML anchor contains itself"),
+        ("q.yaml", "[" * 5000, "nested too deeply"),
+        ("q.jsonl", "[" * 200_000, "q.jsonl:1: malformed JSON"),
     ],
 )
 def test_bad_files_are_refused_by_name(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -118,6 +125,22 @@ def test_missing_and_unreadable_files_are_refused_by_name(tmp_path: Path) -> Non
     (tmp_path / "folder.yaml").mkdir()
     with pytest.raises(ConfigError, match=r"folder\.yaml: the question file cannot be read"):
         load(str(tmp_path / "folder.yaml"))
+
+
+@pytest.mark.parametrize("uri", ["memory://\0/q.txt", "hf://q.txt", "zip://q.txt::/tmp"])
+def test_question_files_that_a_driver_cannot_name_are_refused(uri: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(uri)
+    assert str(caught.value).startswith(uri)
+
+
+def test_whatever_a_driver_raises_names_the_question_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*arguments: object) -> bytes:
+        raise LookupError("no credentials")
+
+    monkeypatch.setattr("askmany.pipeline.questions.read_bytes", denied)
+    with pytest.raises(ConfigError, match=r"s3://b/q\.txt: the question file cannot be read: LookupError: no credentials"):
+        load("s3://b/q.txt")
 
 
 def own(value: Any) -> list[tuple[str, str]]:
@@ -138,6 +161,7 @@ def test_a_documents_own_questions_in_every_shape() -> None:
     [
         (5, "questions must be a list, not int"),
         ("[broken", "questions are malformed JSON"),
+        ("[" * 200_000, "questions are malformed JSON"),
         ([None], "question 1: a string or an object is needed, not nothing"),
         ([{"question": "X?", "max_new_token": 3}], "did you mean 'max_new_tokens'"),
     ],

@@ -20,6 +20,7 @@ from askmany.pipeline.documents import DeadLetter, Locator, SourceDocument
 from askmany.pipeline.readers import GAP_BYTES, STRETCH_BYTES, Fetcher, columns_of, format_of, neighbours, plan_spans, scan
 from askmany.pipeline.spool import Spool
 from askmany.pipeline.storage import InputFile, list_files, read_range
+from askmany.pipeline.whole_files import main_text
 
 Found = SourceDocument | DeadLetter
 
@@ -95,6 +96,7 @@ def test_bad_lines_are_dead_letters_with_their_line(tmp_path: Path) -> None:
         b'{"doc_id": "bytes \xff", "text": "a\xe9"}',
         b'{"doc_id": "lone", "text": "a\\ud800b"}',
         b"[" * 100_000,
+        b'{"doc_id": "\\ufeff", "text": "t"}',
         b'{"doc_id": "last", "text": "no line end"}',
     ]
     path = tmp_path / "d.jsonl"
@@ -103,13 +105,14 @@ def test_bad_lines_are_dead_letters_with_their_line(tmp_path: Path) -> None:
     assert [d.doc_id for d in documents(found)] == ["bom", "bytes \ufffd", "lone", "last"]
     assert documents(found)[1].flags == ("bytes_replaced:2",)
     assert documents(found)[2].flags == ("surrogates_replaced:1",)
-    assert [letter.locator.line for letter in letters(found)] == [2, 4, 5, 6, 7, 8, 9, 12]
+    assert [letter.locator.line for letter in letters(found)] == [2, 4, 5, 6, 7, 8, 9, 12, 13]
     reasons = [letter.reason for letter in letters(found)]
     assert "malformed JSON" in reasons[0]
     assert "list" in reasons[1]
     assert reasons[2] == "no column 'text'; the row has 'doc_id'"
     assert "null" in reasons[4]
     assert letters(found)[6].doc_id == "number"
+    assert reasons[8] == "column 'doc_id' is \"\\ufeff\"; a document needs a text or a whole number there"
     assert_reads_again(path, found)
 
 
@@ -333,3 +336,149 @@ def test_where_the_end_of_a_file_is_gone_the_rest_is_still_read(tmp_path: Path) 
     lost = sorted(doc_id for doc_id, document in again.items() if isinstance(document, DocumentError))
     assert lost == ["d18", "d19"]
     assert len(again) == 20
+
+
+ROWS = b"".join(json.dumps({"doc_id": str(i), "text": str(i * 7919) * 50}).encode() + b"\n" for i in range(2000))
+
+
+@pytest.mark.parametrize("cut", [1, 2000, -3])
+def test_a_zst_file_that_breaks_off_is_told(tmp_path: Path, cut: int) -> None:
+    """In the middle of a frame, before its last byte, and in the mark of another one."""
+    packed = zstandard.ZstdCompressor(write_checksum=True).compress(ROWS)
+    (tmp_path / "d.jsonl.zst").write_bytes(packed[:-cut] if cut > 0 else packed + packed[:-cut])
+    found = read(tmp_path / "d.jsonl.zst")
+    (letter,) = letters(found)
+    assert letter.reason.startswith("the file cannot be read from here on: ")
+    assert letter.locator.line == len(documents(found)) + 1
+    assert 0 < len(documents(found)) <= 2000
+    (tmp_path / "d.txt.zst").write_bytes(packed[:-cut] if cut > 0 else packed + packed[:-cut])
+    (letter,) = read(tmp_path / "d.txt.zst")
+    assert isinstance(letter, DeadLetter)
+    assert "cannot be read" in letter.reason
+
+
+def test_zst_frames_one_after_another_read_whole(tmp_path: Path) -> None:
+    """Frames of other programs begin with frames to skip; an empty frame or file holds nothing."""
+    skipped = b"\x50\x2a\x4d\x18\x04\x00\x00\x00size"
+    third = len(ROWS) // 3
+    parts = [ROWS[:third], b"", ROWS[third:]]
+    path = tmp_path / "d.jsonl.zst"
+    path.write_bytes(b"".join(skipped + zstandard.ZstdCompressor(write_content_size=False).compress(part) for part in parts) + skipped)
+    found = read(path)
+    assert [d.doc_id for d in documents(found)] == [str(i) for i in range(2000)]
+    assert_reads_again(path, found)
+    path.write_bytes(b"")
+    assert read(path) == []
+
+
+def test_a_carriage_return_alone_ends_no_csv_record(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    path.write_bytes(b'doc_id,text\r\r\na,one\rb,two\nc,"three\rfour"\r\n')
+    found = read(path)
+    assert [(d.doc_id, d.text) for d in documents(found)] == [("c", "three\rfour")]
+    (letter,) = letters(found)
+    assert letter.locator.line == 2
+    assert "malformed CSV: a carriage return outside quotes" in letter.reason
+    path.write_bytes(b"doc_id,text\ra,one\rb,two\r")
+    with pytest.raises(ConfigError, match=r"d\.csv: cannot be read as csv: a carriage return outside quotes"):
+        columns_of(InputFile(str(path), "d.csv", 1), InputConfig(uri=str(path)))
+    (letter,) = letters(read(path))
+    assert "a carriage return outside quotes" in letter.reason
+
+
+def test_a_malformed_csv_header_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    for header, message in (('"doc_id"x,text', "expected after"), ("doc_id,text,text", "column 'text' is named twice")):
+        path.write_text(f"{header}\na,b\n")
+        with pytest.raises(ConfigError, match=rf"d\.csv: cannot be read as csv: .*{message}"):
+            columns_of(InputFile(str(path), "d.csv", 1), InputConfig(uri=str(path)))
+        (letter,) = letters(read(path))
+        assert message in letter.reason
+    path.write_text("doc_id,text,,\na,b,,\n")
+    assert [d.doc_id for d in documents(read(path))] == ["a"]
+
+
+def test_a_parquet_column_named_twice_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "d.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 3, names=["doc_id", "text", "text"]), path)
+    with pytest.raises(ConfigError, match=r"d\.parquet: cannot be read as parquet: column 'text' is named twice"):
+        columns_of(InputFile(str(path), "d.parquet", 1), InputConfig(uri=str(path)))
+    (letter,) = letters(read(path))
+    assert "column 'text' is named twice" in letter.reason
+
+
+def test_a_file_that_a_library_chokes_on_ends_in_a_dead_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def choke(*arguments: object) -> None:
+        raise RuntimeError("odd file")
+
+    monkeypatch.setattr("askmany.pipeline.whole_files.main_text", choke)
+    (tmp_path / "a.html").write_text("<p>x</p>")
+    (tmp_path / "b.txt").write_text("w1")
+    letter, document = read(tmp_path)
+    assert isinstance(letter, DeadLetter)
+    assert letter.reason == "the file cannot be read from here on: RuntimeError: odd file"
+    assert document.doc_id == "b.txt"
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<p>w1 w2 w3</p>", "w1 w2 w3"),
+        ("<div><p>" + "a long story. " * 40 + "</p></div>", "a long story. " * 40),
+        ("<body><p>w1</p></body>", "w1"),
+        ("<pre>a\nb</pre>", "a\nb"),
+        ("<table><tr><td>x1</td><td>y1</td></tr></table>", "| x1 | y1 |"),
+        ("<ul><li>i1</li><li>i2</li></ul>", "i1\ni2"),
+        ("plain text", "plain text"),
+        ("<h1>T</h1><p>w1 w2</p>", "T\nw1 w2"),
+        ("<head><title>T</title></head><p>w1</p>", "w1"),
+        ("<html><body><footer>w1 <b>w2</b></footer><script>x()</script></body></html>", "w1 w2"),
+        ("<aside>w1</aside>", "w1"),
+        ("<html><body><script>x()</script></body></html>", ""),
+    ],
+)
+def test_visible_text_of_a_page_is_not_lost(page: str, text: str) -> None:
+    assert main_text(page.encode()).text.strip() == text.strip()
+    assert main_text(f"<!-- {'note ' * 20} -->\n{page}".encode()).text.strip() == text.strip()
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_parquet_text_that_is_not_utf_8_is_repaired_and_counted(tmp_path: Path, kind: pa.DataType) -> None:
+    path = tmp_path / "d.parquet"
+    texts = pa.array([b"fine", b"a\xffb", None], pa.large_binary()).cast(pa.large_binary() if kind == pa.large_string() else pa.binary())
+    pq.write_table(pa.table({"doc_id": ["a", "b", "c"], "text": texts.cast(kind, safe=False), "n": [1, 2, 3]}), path)
+    found = read(path, keep=("n",))
+    assert [(d.doc_id, d.text, d.keep["n"], d.flags) for d in documents(found)] == [
+        ("a", "fine", "1", ()),
+        ("b", "a\ufffdb", "2", ("bytes_replaced:1",)),
+        ("c", "", "3", ()),
+    ]
+    assert_reads_again(path, found, keep=("n",))
+
+
+def test_parquet_lists_of_text_that_is_not_utf_8_end_in_a_dead_letter(tmp_path: Path) -> None:
+    path = tmp_path / "d.parquet"
+    asked = pa.array([[b"\xff"]], pa.list_(pa.binary())).cast(pa.list_(pa.string()), safe=False)
+    pq.write_table(pa.table({"doc_id": ["a"], "text": ["t"], "questions": asked}), path)
+    (letter,) = letters(read(path, questions="questions"))
+    assert "cannot be read from here on: 'utf-8' codec can't decode" in letter.reason
+
+
+def test_a_driver_that_is_missing_is_no_fault_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("w1")
+
+    def missing(*arguments: object, **options: object) -> None:
+        raise ImportError("no module")
+
+    (span,) = plan_spans(list_files([str(tmp_path)], {})[0], InputConfig(uri="x"), 1 << 20)
+    monkeypatch.setattr("askmany.pipeline.storage.url_to_fs", missing)
+    with pytest.raises(ConfigError, match="no driver"):
+        list(scan(span, InputConfig(uri="x")))
+
+
+def test_a_csv_file_that_is_empty_since_it_was_found(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv.gz"
+    path.write_bytes(gzip.compress(b"doc_id,text\na,b\n"))
+    found = read(path)
+    path.write_bytes(gzip.compress(b""))
+    assert isinstance(fetch_all(found, path)["a"], DocumentError)

@@ -1,5 +1,6 @@
 """Listing, reading ranges, and objects that appear whole or not at all, on local folders and an in-memory store."""
 
+import errno
 import os
 import uuid
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ import fsspec
 import pytest
 
 from askmany.engine.errors import ConfigError
-from askmany.pipeline.storage import ObjectStore, filesystem, list_files, open_binary, read_bytes, read_range
+from askmany.pipeline.storage import ObjectStore, filesystem, list_files, open_binary, outside, read_bytes, read_range
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -91,6 +92,66 @@ def test_listing_failures_name_the_uri(monkeypatch: pytest.MonkeyPatch, tmp_path
         list_files([str(tmp_path)], {})
 
 
+def outside_names(uri: str, folder: str) -> list[str]:
+    return [file.name for file in outside(list_files([uri], {}), folder, {})]
+
+
+def test_files_below_a_folder_are_left_out_unless_they_were_looked_for_there(prefix: str) -> None:
+    store = ObjectStore(prefix, {})
+    for name in ("a.txt", "out/run.json", "out/answers/x.parquet", "outer/b.txt"):
+        store.put(name, b"x")
+    for folder in ("out", "out/", "outer/../out") if "://" not in prefix else ("out", "out/"):
+        assert outside_names(prefix, f"{prefix}/{folder}") == ["a.txt", "outer/b.txt"]
+        assert outside_names(f"{prefix}/**", f"{prefix}/{folder}") == ["a.txt", "outer/b.txt"]
+        assert outside_names(f"{prefix}/*/*", f"{prefix}/{folder}") == ["outer/b.txt"]
+        assert outside_names(f"{prefix}/out/run.json", f"{prefix}/{folder}") == ["run.json"]
+        assert outside_names(f"{prefix}/out/answers", f"{prefix}/{folder}") == ["x.parquet"]
+    assert outside_names(f"{prefix}/outer", prefix) == ["b.txt"]
+    assert len(outside_names(prefix, "memory://elsewhere")) == 4
+    assert len(outside_names(prefix, "elsewhere")) == 4
+
+
+def test_a_folder_is_the_same_by_any_of_its_paths(tmp_path: Path) -> None:
+    (tmp_path / "in" / "out").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    for name in ("a.txt", "out/b.txt"):
+        (tmp_path / "in" / name).write_text("x")
+    assert outside_names(str(tmp_path / "link"), f"file://{tmp_path}/in/out") == ["a.txt"]
+    assert outside_names(str(tmp_path / "in"), str(tmp_path / "link" / "out")) == ["a.txt"]
+
+
+def test_whatever_a_driver_raises_names_the_uri(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def denied(self: object, path: str, **how: object) -> bytes:
+        raise LookupError("no credentials")
+
+    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.isdir", denied)
+    with pytest.raises(ConfigError, match="cannot be listed: LookupError: no credentials"):
+        list_files([str(tmp_path)], {})
+    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.cat_file", denied)
+    with pytest.raises(OSError, match=f"{tmp_path}/a: cannot be read: LookupError: no credentials"):
+        ObjectStore(str(tmp_path), {}).get("a")
+
+
+@pytest.mark.parametrize(
+    ("uri", "options"),
+    [("s3://", {}), ("hf://x", {}), ("/tmp/a\0b", {}), ("zip://x::/tmp", {}), ("s3://b/x", {"endpoint_url": 5, "key": "k", "secret": "s"})],
+)
+def test_uris_that_name_nothing_are_refused(uri: str, options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        list_files([uri], options)
+    assert str(caught.value).startswith(uri)
+
+
+def test_names_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
+    Path(os.fsdecode(bytes(tmp_path) + b"/.\xff.txt")).write_text("hidden")
+    (tmp_path / "a.txt").write_text("x")
+    assert names([str(tmp_path)]) == ["a.txt"]
+    Path(os.fsdecode(bytes(tmp_path) + b"/\xff.txt")).write_text("x")
+    with pytest.raises(ConfigError) as caught:
+        list_files([str(tmp_path)], {})
+    assert str(caught.value) == f"{tmp_path}/\\xff.txt: the file's name is not UTF-8; rename it, or narrow input.uri"
+
+
 def test_a_range_past_the_end_says_that_the_file_changed(prefix: str) -> None:
     ObjectStore(prefix, {}).put("a", b"abc")
     with pytest.raises(OSError, match="the file has changed"):
@@ -142,6 +203,21 @@ def test_unfinished_local_writes_are_not_listed(tmp_path: Path) -> None:
         assert len(list((tmp_path / "answers").iterdir())) == 1
         assert store.list("answers") == {}
     assert store.list("answers") == {"answers/a": 4}
+
+
+@pytest.mark.parametrize("uri", ["s3://", "file://"])
+def test_a_scheme_alone_is_no_place_for_objects(uri: str) -> None:
+    with pytest.raises(ConfigError, match=f"{uri}: a bucket or folder is needed"):
+        ObjectStore(uri, {})
+
+
+def test_a_stream_that_cannot_be_written_names_its_uri(tmp_path: Path) -> None:
+    store = ObjectStore(str(tmp_path), {})
+    with pytest.raises(OSError, match=f"{tmp_path}/a: cannot be written: .*No space left"), store.writer("a"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError, match="file/a: cannot be written"), ObjectStore(str(tmp_path / "file"), {}).writer("a"):
+        pass
 
 
 def test_a_put_that_is_denied_names_its_uri(tmp_path: Path) -> None:
