@@ -27,6 +27,7 @@ from askmany.pipeline.config import RunConfig
 from askmany.pipeline.eval_history import COMPLETE, Entry, newest, read_history, write_entry
 from askmany.pipeline.eval_scoring import RUNS, Answered, Gold, gather, measure, run_store
 from askmany.pipeline.eval_selection import Files, Selection, dumped, loaded, select
+from askmany.pipeline.interrupt import interrupts_as_exceptions
 from askmany.pipeline.lock import IfRunning, LockKeeper, LockLostError, RunLock
 from askmany.pipeline.opening import OpenedRun, open_run
 from askmany.pipeline.result import EXIT_CONFIG, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_REGRESSED, RunResult
@@ -310,7 +311,7 @@ def held(root: ObjectStore, if_running: IfRunning) -> Iterator[Hold]:
     lock.acquire(if_running)
     hold = Hold(lock)
     try:
-        with LockKeeper(lock, LEASE_S / 4, hold.lost):
+        with interrupts_as_exceptions(), LockKeeper(lock, LEASE_S / 4, hold.lost):
             yield hold
     except (KeyboardInterrupt, LockLostError):
         if hold.errors:

@@ -190,7 +190,7 @@ def locked(opened: OpenedRun, if_running: IfRunning) -> Iterator[RunLock]:
         os.kill(os.getpid(), signal.SIGINT)
 
     try:
-        with LockKeeper(lock, LEASE_S / 4, lost):
+        with interrupts_as_exceptions(), LockKeeper(lock, LEASE_S / 4, lost):
             yield lock
     except KeyboardInterrupt:
         if told:
