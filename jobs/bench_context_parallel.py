@@ -34,6 +34,7 @@ from askmany.jobs.bench_context_model import CODELLAMA, QWEN, ModelCell, Shape, 
 from askmany.jobs.bench_context_model import Bench as ModelBench
 from askmany.jobs.bench_context_streams import stream_cell
 from askmany.jobs.bench_context_table import modelled, printed
+from askmany.jobs.record_file import write_record
 from askmany.kernels.block_attention import best_blocks
 from askmany.kernels.ring_choice import Rules
 from askmany.kernels.ring_measure import calibrated
@@ -209,7 +210,7 @@ def run_rank(rank: int, place: tuple[str, int], ranks: int, options: Options) ->
         kept = [old for old in record["table"].get(section, []) if old.get("label") != row.get("label") or "label" not in row]
         record["table"][section] = [*kept, row | {"commit": options.commit}]
         print(section, json.dumps(row), flush=True)
-        write(options.out, record)
+        write_record(options.out, record)
 
     with torch.inference_mode():
         groups = join(*place, rank, ranks, "cuda" if cuda else "cpu")
@@ -217,7 +218,7 @@ def run_rank(rank: int, place: tuple[str, int], ranks: int, options: Options) ->
         groups.control.agree([0.0])
     if rank == 0:
         record["table"]["by_ranks"] = modelled(record["table"].get("prefill", []))
-        write(options.out, record)
+        write_record(options.out, record)
         print(printed(record), flush=True)
     leave()
 
@@ -241,14 +242,6 @@ def environment(cuda: bool, ranks: int) -> dict[str, Any]:
         "versions": versions,
         "date": time.strftime("%Y-%m-%d"),
     }
-
-
-def write(path: Path, record: dict[str, Any]) -> None:
-    """The record so far, whole at any moment."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(part, path)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import tempfile
 import time
@@ -35,6 +34,7 @@ from askmany.jobs.bench_process import lines_of
 from askmany.jobs.bench_ratios import geometric_mean, means, summary
 from askmany.jobs.bench_shapes import SHAPES, shape_folder
 from askmany.jobs.bench_shares import STOP_S, Shares, plan, wall_budget_s
+from askmany.jobs.record_file import write_record
 
 CLOSE = 1.1  # a stock backend this close to the best of a cell is timed
 Times = dict[str, dict[int, list[tuple[int, int, float]]]]  # by contender and cell: (pass, seed, seconds)
@@ -62,12 +62,11 @@ def main(arguments: list[str] | None = None) -> None:
     _announce(console, cells, contenders, len(seeds), passes, limit_s, options)
     if not made_with["environment"]["commit"]:
         console.print("the commit is unknown (no git here): without --commit, merge cannot pool this call's passes with another's")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
 
     def keep(timed: Timed) -> dict[str, Any]:
         times, starts, notes = timed
         record = summarise(cells, times, labels) | labels | {"starts_s": starts, "notes": notes} | made_with
-        write(options.out, record)
+        write_record(options.out, record)
         return record
 
     with tempfile.TemporaryDirectory(prefix="askmany-bench-") as scratch:
@@ -84,13 +83,6 @@ def main(arguments: list[str] | None = None) -> None:
         from askmany.jobs.bench_plots import plot
 
         plot(record, options.plots)
-
-
-def write(path: Path, record: dict[str, Any]) -> None:
-    """The record so far, whole at any moment."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(part, path)
 
 
 def run_passes(

@@ -27,7 +27,6 @@ from askmany.pipeline.eval_batch_prompt import batched_items, batched_rows
 from askmany.pipeline.eval_loaders import Row, articles, chunked_articles, read_data, rows_of
 from askmany.pipeline.eval_tasks import TASKS, Task
 from askmany.pipeline.export_shapes import write_lines
-from askmany.pipeline.interrupt import interrupts_as_exceptions
 from askmany.pipeline.result import EXIT_OK
 from askmany.pipeline.run import run
 from askmany.pipeline.run_file import read_run
@@ -89,15 +88,14 @@ class Evaluation:
 
 
 def main(request: Request, console: Console) -> int:
-    """Evaluate, write the report, print it. The exit code is that of the run which ended worst. KeyboardInterrupt for a SIGTERM, too."""
-    with interrupts_as_exceptions():
-        try:
-            report = evaluate(request, console)
-        except UnfinishedError as error:
-            console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-            return error.exit_code
-        _print(report, request, console)
-        return max(int(way["exit_code"]) for way in report["ways"].values())
+    """Evaluate, write the report, print it. The exit code is that of the run which ended worst."""
+    try:
+        report = evaluate(request, console)
+    except UnfinishedError as error:
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        return error.exit_code
+    _print(report, request, console)
+    return max(int(way["exit_code"]) for way in report["ways"].values())
 
 
 def _print(report: Mapping[str, Any], request: Request, console: Console) -> None:

@@ -38,9 +38,7 @@ def guarded(action: Callable[[], int]) -> int:
     try:
         with interrupts_as_exceptions():
             return action()
-    except ConfigError as error:
-        return _fail(str(error), EXIT_CONFIG)
-    except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
+    except (ConfigError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
         return _fail(str(error), EXIT_CONFIG)
     except (AskmanyError, OSError) as error:
         return _fail(str(error), EXIT_INTERNAL)

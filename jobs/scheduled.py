@@ -10,7 +10,6 @@ from rich.console import Console
 
 from askmany.pipeline.config_file import load_config
 from askmany.pipeline.eval_schedule import Schedule, Since, evaluate
-from askmany.pipeline.interrupt import interrupts_as_exceptions
 from askmany.pipeline.lock import IfRunning
 
 
@@ -32,8 +31,6 @@ def is_schedule(task: str) -> bool:
 
 
 def main(config: str, overrides: Sequence[str], how: Options, console: Console) -> int:
-    """Evaluate; the exit code is the evaluation's: 0 green, 5 worse than the last green one, otherwise a run's. KeyboardInterrupt for a
-    SIGTERM, too."""
-    with interrupts_as_exceptions():
-        schedule = Schedule(load_config(config, overrides), how.date, how.since, how.gold, how.webhook, how.smallest_drop, how.if_running)
-        return evaluate(schedule, console).exit_code
+    """Evaluate; the exit code is the evaluation's: 0 green, 5 worse than the last green one, otherwise a run's."""
+    schedule = Schedule(load_config(config, overrides), how.date, how.since, how.gold, how.webhook, how.smallest_drop, how.if_running)
+    return evaluate(schedule, console).exit_code

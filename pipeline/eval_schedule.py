@@ -8,12 +8,9 @@ not changed are taken from the run that gave them, as long as model, prompt and 
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from datetime import date as day
@@ -27,8 +24,8 @@ from askmany.pipeline.config import RunConfig
 from askmany.pipeline.eval_history import COMPLETE, Entry, newest, read_history, write_entry
 from askmany.pipeline.eval_scoring import RUNS, Answered, Gold, gather, measure, run_store
 from askmany.pipeline.eval_selection import Files, Selection, dumped, loaded, select
-from askmany.pipeline.interrupt import interrupts_as_exceptions
-from askmany.pipeline.lock import IfRunning, LockKeeper, LockLostError, RunLock
+from askmany.pipeline.hold import Hold, held
+from askmany.pipeline.lock import IfRunning
 from askmany.pipeline.opening import OpenedRun, open_run
 from askmany.pipeline.result import EXIT_CONFIG, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_REGRESSED, RunResult
 from askmany.pipeline.run import LEASE_S, run
@@ -68,27 +65,6 @@ class Work:
     identity: Mapping[str, Any]
 
 
-class Hold:
-    """The root's lock, held. Its keeper or whoever writes finds that it is lost: the first of `errors` is what the evaluation ends in."""
-
-    def __init__(self, lock: RunLock) -> None:
-        self._lock = lock
-        self.errors: list[LockLostError] = []
-
-    def check(self) -> None:
-        """Prolong the lease, before every write. Raises LockLostError when another evaluation has the root and writes there now."""
-        try:
-            self._lock.renew()
-        except LockLostError as error:
-            self.errors.append(error)
-            raise
-
-    def lost(self, error: LockLostError) -> None:
-        """What the keeper's thread calls: interrupts the main thread."""
-        self.errors.append(error)
-        os.kill(os.getpid(), signal.SIGINT)
-
-
 @dataclass(frozen=True, slots=True)
 class Desk:
     """What an evaluation works with while it holds the root; `history` are those before it."""
@@ -109,7 +85,7 @@ def evaluate(schedule: Schedule, console: Console, answer: Callable[..., RunResu
         check_url(schedule.webhook)
     gold = read_gold(schedule.gold, config.input.storage_options) if schedule.gold else None
     root = ObjectStore(config.output.uri, config.output.storage_options)
-    with held(root, schedule.if_running) as hold:
+    with held(root, LEASE_S, schedule.if_running) as hold:
         history = read_history(root)
         opened = open_run(config, own_output=False)
         work = choose_work(schedule, root, opened, history)
@@ -301,21 +277,3 @@ def checked_date(date: str | None) -> str:
     except ValueError as error:
         raise ConfigError(f"--date {date!r}: there is no such day: {error}") from error
     return date
-
-
-@contextmanager
-def held(root: ObjectStore, if_running: IfRunning) -> Iterator[Hold]:
-    """The evaluation's lock, renewed for the time of the block. When it is lost, the main thread is interrupted, and the block ends in the
-    LockLostError that says to whom."""
-    lock = RunLock(root, LEASE_S)
-    lock.acquire(if_running)
-    hold = Hold(lock)
-    try:
-        with interrupts_as_exceptions(), LockKeeper(lock, LEASE_S / 4, hold.lost):
-            yield hold
-    except (KeyboardInterrupt, LockLostError):
-        if hold.errors:
-            raise hold.errors[0] from None
-        raise
-    finally:
-        lock.release()

@@ -6,11 +6,9 @@ neither torch nor Ray.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,9 @@ from askmany.pipeline.dispatch import Pool, dispatch, size_pool
 from askmany.pipeline.expecting import expect
 from askmany.pipeline.fingerprint import basis
 from askmany.pipeline.finishing import Launch, finish, launches
+from askmany.pipeline.hold import held
 from askmany.pipeline.interrupt import draining_first, interrupts_as_exceptions
-from askmany.pipeline.lock import IfRunning, LockKeeper, LockLostError, RunLock
+from askmany.pipeline.lock import IfRunning
 from askmany.pipeline.long_documents import long_above
 from askmany.pipeline.opening import OpenedRun, open_run
 from askmany.pipeline.planning import How, PlannedRun, plan_run, take_up
@@ -81,10 +80,10 @@ def run(
         return show_plan(opened, builders, console)
     if is_local(opened.store.uri):
         require(check_output(opened.store.uri, opened.config.output.storage_options, here()))
-    with locked(opened, if_running) as lock:
+    with held(opened.store, LEASE_S, if_running) as hold:
         opened = as_it_stands(opened, config, build_preparer)
-        launch = Launch(opened, lock, console, retry_errors)
-        how = How(lock.epoch, retry_errors)
+        launch = Launch(opened, hold.lock, console, retry_errors)
+        how = How(hold.lock.epoch, retry_errors)
         planned = take_up(opened, how)
         if planned is not None and not planned.todo:
             print_plan(console, opened, planned)
@@ -176,28 +175,6 @@ def _collect(launch: Launch, planned: PlannedRun, pool: Pool, job: Job, watcher:
             launch.note_choice(ack)
             watcher.book(ack)
     return state
-
-
-@contextmanager
-def locked(opened: OpenedRun, if_running: IfRunning) -> Iterator[RunLock]:
-    """The output's lock for the time of the block, renewed meanwhile; the main thread is interrupted when it is lost."""
-    lock = RunLock(opened.store, LEASE_S)
-    lock.acquire(if_running)
-    told: list[LockLostError] = []
-
-    def lost(error: LockLostError) -> None:
-        told.append(error)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    try:
-        with interrupts_as_exceptions(), LockKeeper(lock, LEASE_S / 4, lost):
-            yield lock
-    except KeyboardInterrupt:
-        if told:
-            raise told[0] from None
-        raise
-    finally:
-        lock.release()
 
 
 def _look_from_a_worker(opened: OpenedRun) -> None:

@@ -11,9 +11,10 @@ from pyarrow import csv
 
 from askmany.engine.errors import ConfigError
 from askmany.pipeline.building import build_preparer
+from askmany.pipeline.hold import held
 from askmany.pipeline.lock import LockKeeper, LockLostError
 from askmany.pipeline.opening import open_run
-from askmany.pipeline.run import as_it_stands, locked
+from askmany.pipeline.run import as_it_stands
 from askmany.pipeline.run_file import write_run
 from askmany.pipeline.storage import ObjectStore
 from tests.helpers.runs import opened_run, run_config, write_jsonl
@@ -25,9 +26,9 @@ def test_a_lock_lost_while_the_run_is_planned_is_no_interrupt(tmp_path: Path, mo
             self._on_lost(LockLostError("epoch 1 lost the run lock to another"))
             return super().__enter__()
 
-    monkeypatch.setattr("askmany.pipeline.run.LockKeeper", Losing)
+    monkeypatch.setattr("askmany.pipeline.hold.LockKeeper", Losing)
     opened = opened_run(tmp_path, [{"doc_id": "a", "text": "w1 w2"}])
-    with pytest.raises(LockLostError, match="lost the run lock to another"), locked(opened, "fail"):
+    with pytest.raises(LockLostError, match="lost the run lock to another"), held(opened.store, 60.0, "fail"):
         time.sleep(10)
 
 
