@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -244,15 +244,13 @@ def environment(commit: str) -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
-    with ProcessPoolExecutor(1, get_context("fork")) as pool:  # this process must hold no memory of the GPU
-        gpu = pool.submit(_gpu_name).result()
-    return {"gpu": gpu, "versions": versions, "commit": commit or _commit(), "date": time.strftime("%Y-%m-%d")}
+    return {"gpu": _gpu_name(), "versions": versions, "commit": commit or _commit(), "date": time.strftime("%Y-%m-%d")}
 
 
 def _gpu_name() -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    """Asked in a process of its own: this one may have to hold no memory of the GPU, or hold some already, when its forks cannot ask."""
+    asked = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else 'none')"
+    return subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.splitlines()[-1]
 
 
 def _commit() -> str:
