@@ -65,11 +65,13 @@ class PagedRows:
 
 @dataclass(slots=True)
 class PagedStep(PagedRows):
-    """A step of the split layout. The first `chunks` runs are prefix chunks, every other run belongs to a stream."""
+    """A step of the split layout. The first `chunks` runs are prefix chunks, every other run belongs to a stream. `settled`: what its nodes
+    hold was stored by steps before."""
 
     nodes: list[PagedNode] = field(default_factory=list)
     runs: list[PagedRun] = field(default_factory=list)
     chunks: int = 0
+    settled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,7 @@ def _add_label_run(step: PagedStep, row: int, run: StreamRun, base: int, path: t
         if piece.above and below is None:
             below = (*path, len(step.nodes))
             step.nodes.append(PagedNode(piece.above, stream.pages))
+            step.settled = False
         above = below if piece.above else path
         assert above is not None
         step.runs.append(PagedRun(row + piece.start - start, piece.stop - piece.start, piece.length, pages, above))

@@ -121,7 +121,8 @@ class SplitMaker:
         return paged_step(plan, self._setting.page_size)
 
     def fits(self, bucket: Bucket, step: PagedStep) -> bool:
-        return self._size(bucket).holds(step) and step.chunk_rows <= CAPTURED_CHUNK_ROWS
+        settled = step.settled or not bucket.decode
+        return settled and self._size(bucket).holds(step) and step.chunk_rows <= CAPTURED_CHUNK_ROWS
 
     def fits_eager(self, step: PagedStep) -> bool:
         return self._eager_size().holds(step) and len(step.wanted) <= self.most_wanted
@@ -130,7 +131,7 @@ class SplitMaker:
         """Nothing: slots of this layout have no marks."""
 
     def space(self, bucket: Bucket, step: PagedStep, drawn: Tensor) -> StepSpace:
-        layout = self._layout(self._size(bucket), node_rows(step), None)
+        layout = self._layout(self._size(bucket), node_rows(step), None, settled_nodes=bucket.decode)
         return StepSpace(self._setting.model, self._setting.pool, layout, bucket.rows, bucket.wanted, drawn, bucket.decode)
 
     def eager_space(self, drawn: Tensor) -> StepSpace:
@@ -138,11 +139,11 @@ class SplitMaker:
         layout = self._layout(size, None, self._setting.chunk_pass)
         return StepSpace(self._setting.model, self._setting.pool, layout, size.rows, self.most_wanted, drawn)
 
-    def _layout(self, size: SplitSize, rows_of_node: int | None, chunk_pass: ChunkPass | None) -> SplitLayout:
+    def _layout(self, size: SplitSize, rows_of_node: int | None, chunk_pass: ChunkPass | None, settled_nodes: bool = False) -> SplitLayout:
         setting, tiles = self._setting, self._tiles(size, rows_of_node)
         return SplitLayout(
             setting.shape, size, setting.pool.device, chunking=setting.chunking, tiles=tiles, node_rows=rows_of_node,
-            capacity=self._rules.capacity(size, tiles), chunk_pass=chunk_pass, partials=self._workspace(),
+            capacity=self._rules.capacity(size, tiles), chunk_pass=chunk_pass, partials=self._workspace(), settled_nodes=settled_nodes,
         )  # fmt: skip
 
     def _tiles(self, size: SplitSize, rows_of_node: int | None) -> Tiles:

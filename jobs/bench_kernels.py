@@ -46,12 +46,12 @@ Builder = Callable[[Inputs], LayerCall | None]
 
 def stream_attention(inputs: Inputs) -> LayerCall:
     """Our split layout: work list built once, as once a step."""
-    return _split_call(inputs, StreamAttention(*_shape_and_limits(inputs), inputs.q.device), inputs.cell.private)
+    return _split_call(inputs, StreamAttention(*_shape_and_limits(inputs), inputs.q.device, settled_nodes=True), inputs.cell.private)
 
 
 def stream_document_pass(inputs: Inputs) -> LayerCall:
     """Our document pass and merge: the same streams without private keys."""
-    return _split_call(inputs, StreamAttention(*_shape_and_limits(inputs), inputs.q.device), 0)
+    return _split_call(inputs, StreamAttention(*_shape_and_limits(inputs), inputs.q.device, settled_nodes=True), 0)
 
 
 def fa3_split(inputs: Inputs) -> LayerCall | None:

@@ -52,7 +52,7 @@ def _attend_hopper(q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, pl
         q, *reads, part_o, part_lse, plan.tables.page_ids, plan.row_list, plan.items, plan.item_count,
         q.stride(0), q.stride(1), scale / math.log(2),
         G=shape.group, D=shape.head_dim, HKV=shape.kv_heads, BN=tiles.keys, HB=tiles.single_heads, PAGE=shape.page_size,
-        STAGES=tiles.stages, WG=tiles.groups, num_warps=4, **_options(plan, True),
+        STAGES=tiles.stages, WG=tiles.groups, EARLY=plan.settled_nodes, num_warps=4, **_options(plan, True),
     )  # fmt: skip
 
 

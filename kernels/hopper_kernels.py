@@ -29,6 +29,7 @@ from askmany.kernels import plan_kernels
 
 FIELDS = gl.constexpr(plan_kernels.FIELDS.value)
 SINGLE = gl.constexpr(plan_kernels.SINGLE.value)
+UNBOUNDED = gl.constexpr(plan_kernels.UNBOUNDED.value)
 LN2 = gl.constexpr(0.6931471805599453)
 
 
@@ -78,12 +79,15 @@ def copy_tile(
 def produce(
     k_desc, v_desc, k1_desc, v1_desc, k_tiles, v_tiles, k_full, k_free, v_full, v_free, page_ids, items, item_count,
     G: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, HB: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
+    EARLY: gl.constexpr,
 ):  # fmt: skip
     turn = 0
     for i_item in range(gl.program_id(0), gl.load(item_count), gl.num_programs(0)):
         item = items + i_item * FIELDS
         heads = item_heads(item, HB, SINGLE)
         begin, end, _, _ = item_end(item, heads, G, ROWS)
+        if EARLY and gl.load(item + 10) != UNBOUNDED:
+            gdc_wait()  # a stream's own keys: the last of them are of this very step
         table = gl.load(item + 1)
         column = gl.load(item + 7) * D
         if heads == 1:
@@ -96,6 +100,8 @@ def produce(
                 copy_tile(k1_desc, k_tiles, k_full, k_free, turn, page_ids, table, start, end, column, PAGE, BN, HB, STAGES)
                 copy_tile(v1_desc, v_tiles, v_full, v_free, turn, page_ids, table, start, end, column, PAGE, BN, HB, STAGES)
                 turn += 1
+    if EARLY:
+        gdc_wait()  # no launch may end before the one that it was launched beside
 
 
 @gluon.jit
@@ -168,6 +174,7 @@ def load_queries(
     b_head = gl.load(item + 7) + o_r // G % heads
     m_r = (o_r // (G * heads) < row_count) & (b_head < HKV)
     b_row = gl.load(row_list + gl.load(item + 4) + o_r // (G * heads), mask=m_r, other=0).to(gl.int64)  # [64]
+    gdc_wait()  # the queries, and the partials that the merge before reads; at once where it was waited for
     b_at = b_row * sq_t + (b_head * G + o_r % G) * sq_h
     q_tile.store(gl.load(q + b_at[:, None] + o_d[None, :], mask=m_r[:, None], other=0.0))  # [64, D]
     fence_async_shared()
@@ -273,9 +280,10 @@ def consume(
 def attend_work_hopper(
     q, k_desc, v_desc, k1_desc, v1_desc, part_o, part_lse, page_ids, row_list, items, item_count, sq_t, sq_h, scale,
     G: gl.constexpr, D: gl.constexpr, HKV: gl.constexpr, BN: gl.constexpr, HB: gl.constexpr, PAGE: gl.constexpr,
-    STAGES: gl.constexpr, WG: gl.constexpr,
+    STAGES: gl.constexpr, WG: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Persistent: program p takes items p, p + programs, ... ; `scale` includes log2(e). Launch with 4 warps (the first consumer)."""
+    """Persistent: program p takes items p, p + programs, ... ; `scale` includes log2(e). Launch with 4 warps (the first consumer).
+    EARLY: the keys of prefix nodes were stored before the step, and are copied while the launch before this one still runs."""
     ROWS: gl.constexpr = 64 * WG
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     q_tiles = gl.allocate_shared_memory(q.dtype.element_ty, [WG, 64, D], layout)
@@ -293,14 +301,15 @@ def attend_work_hopper(
     fence_async_shared()
     gl.thread_barrier()
     gdc_launch_dependents()
-    gdc_wait()
+    if not EARLY:
+        gdc_wait()
     if WG == 1:
         gl.warp_specialize(
             [
                 (consume, (0, q, q_tiles, k_tiles, v_tiles, k_full, k_free, v_full, v_free, part_o, part_lse, row_list, items, item_count,
                            sq_t, sq_h, scale, G, D, HKV, BN, HB, STAGES, ROWS)),
                 (produce, (k_desc, v_desc, k1_desc, v1_desc, k_tiles, v_tiles, k_full, k_free, v_full, v_free, page_ids, items, item_count,
-                           G, D, BN, HB, PAGE, STAGES, ROWS)),
+                           G, D, BN, HB, PAGE, STAGES, ROWS, EARLY)),
             ],
             [1], [24],
         )  # fmt: skip
@@ -312,7 +321,7 @@ def attend_work_hopper(
                 (consume, (1, q, q_tiles, k_tiles, v_tiles, k_full, k_free, v_full, v_free, part_o, part_lse, row_list, items, item_count,
                            sq_t, sq_h, scale, G, D, HKV, BN, HB, STAGES, ROWS)),
                 (produce, (k_desc, v_desc, k1_desc, v1_desc, k_tiles, v_tiles, k_full, k_free, v_full, v_free, page_ids, items, item_count,
-                           G, D, BN, HB, PAGE, STAGES, ROWS)),
+                           G, D, BN, HB, PAGE, STAGES, ROWS, EARLY)),
             ],
             [4, 1], [240, 24],
         )  # fmt: skip

@@ -62,11 +62,19 @@ class WorkPlan:
     """Owns the work list and everything `attend_work` and `merge_partials` read besides the tensors of a layer."""
 
     def __init__(
-        self, shape: AttentionShape, tables: StepTables, tiles: Tiles, chunking: Chunking, slots: int, capacity: WorkCapacity | None = None
+        self,
+        shape: AttentionShape,
+        tables: StepTables,
+        tiles: Tiles,
+        chunking: Chunking,
+        slots: int,
+        capacity: WorkCapacity | None = None,
+        settled_nodes: bool = False,
     ) -> None:
         if shape.page_size != tables.page_size:
             raise ValueError(f"the tables hold pages of {tables.page_size} slots, the attention expects {shape.page_size}")
         self.shape, self.tables, self.tiles, self.chunking, self.slots = shape, tables, tiles, chunking, slots
+        self.settled_nodes = settled_nodes
         self.capacity = capacity or default_capacity(shape, tiles, tables.limits, chunking, slots)
         limits = tables.limits
 
@@ -83,10 +91,11 @@ class WorkPlan:
         self.stream_rank = buffer(limits.streams, LEVELS)
 
     def build(self) -> None:
-        """Fill the work list from the tables: three launches, no synchronisation."""
+        """Fill the work list from the tables: four launches, no synchronisation."""
         self._group()
         self._size()
         self._emit()
+        kernels.settle[(1,)](self.status)
 
     def check(self) -> None:
         """Synchronise and raise RuntimeError if any build since the last check did not fit."""

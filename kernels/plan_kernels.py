@@ -356,3 +356,10 @@ def emit_work(
                     length, row, row_count, length - row_count, segment_plan,
                     segments, identity, LEVELS, HKV, G, HB, BM1, FIELDS, BI, SINGLE,
                 )  # fmt: skip
+
+
+@triton.jit
+def settle(status):
+    """Does nothing. An ordinary launch behind the list: what is launched after it may read the list before its own predecessor is done
+    (programmatic dependent launch makes a kernel wait for that one alone)."""
+    tl.load(status)

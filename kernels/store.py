@@ -23,7 +23,7 @@ def store(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor)
     if k.shape[0] == 0:
         return
     if k.is_cuda:
-        launch_store(k, v, k_cache, v_cache, slots)
+        launch_store(k, v, k_cache, v_cache, slots, torch.cuda.get_device_capability(k.device)[0] >= 9)
     else:
         _store_torch(k, v, k_cache, v_cache, slots)
 
@@ -54,13 +54,15 @@ def check_slots(slots: Tensor, slot_count: int) -> None:
         raise ValueError(f"slot {int(distinct[counts > 1][0])} is written by more than one row of the step")
 
 
-def launch_store(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-    """The Triton path of `store`, on its own so that the interpreter can run it on a CPU."""
+def launch_store(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, overlap: bool = False) -> None:
+    """The Triton path of `store`, on its own so that the interpreter can run it on a CPU. `overlap`: launch while the kernel before still
+    runs, and let the next one be launched while this one does (programmatic dependent launch, sm_90 and later)."""
     rows, heads, dim = k.shape
     block = 1024
     grid = (rows, triton.cdiv(heads * dim, block), 2)
     strides = (k.stride(0), v.stride(0), k_cache.stride(0), v_cache.stride(0))
-    store_rows[grid](k, v, k_cache, v_cache, slots, *strides, heads * dim, BLOCK=block, num_warps=4)
+    options = {"launch_pdl": True} if overlap else {}
+    store_rows[grid](k, v, k_cache, v_cache, slots, *strides, heads * dim, BLOCK=block, PDL=overlap, num_warps=4, **options)
 
 
 def launch_store_ids(ids: Tensor, slot_ids: Tensor, slots: Tensor) -> None:

@@ -7,7 +7,10 @@ import triton.language as tl
 
 
 @triton.jit
-def store_rows(k, v, k_cache, v_cache, slots, stride_k, stride_v, stride_kc, stride_vc, width, BLOCK: tl.constexpr):
+def store_rows(k, v, k_cache, v_cache, slots, stride_k, stride_v, stride_kc, stride_vc, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     i_row, i_block, i_tensor = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + i_row).to(tl.int64)
     if slot >= 0:

@@ -47,9 +47,11 @@ class StreamAttention:
         tiles: Tiles | None = None,
         capacity: WorkCapacity | None = None,
         partials: Partials | None = None,
+        settled_nodes: bool = False,
     ) -> None:
         """`node_rows`: tokens that typically read one node at once (default: all rows); `rows_per_stream`: tokens a stream brings;
-        `partials`: a workspace that others use, too, one after the other. Raises ValueError if it is too small."""
+        `partials`: a workspace that others use, too, one after the other; `settled_nodes`: no prefix node holds keys that this very step
+        stores, so that its copies may begin while the step's store still runs. Raises ValueError if the workspace is too small."""
         chunking = chunking or Chunking()
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
         self.shape = shape
@@ -57,7 +59,7 @@ class StreamAttention:
         self.tables = StepTables(limits, shape.page_size, device)
         self._overlap = capability is not None and capability[0] >= 9  # programmatic dependent launch
         slots = self.tiles.per_sm * (torch.cuda.get_device_properties(device).multi_processor_count if capability else 2)
-        self.plan = WorkPlan(shape, self.tables, self.tiles, chunking, slots, capacity)
+        self.plan = WorkPlan(shape, self.tables, self.tiles, chunking, slots, capacity, settled_nodes)
         self._partials = partials or Partials(self.plan.capacity.partials, shape.head_dim, device)
         if self._partials.count < self.plan.capacity.partials:
             raise ValueError(f"a workspace of {self._partials.count} partial results is given, {self.plan.capacity.partials} are needed")

@@ -120,7 +120,7 @@ def _rest() -> None:
     """Store, merge of rings, and the picking of tokens."""
     rows, width = 16, 152_064
     _, k, v = _qkv(AttentionShape(28, 4, 128, 64, HALF), rows)
-    launch_store(k[:rows], v[:rows], k, v, torch.arange(rows))
+    launch_store(k[:rows], v[:rows], k, v, torch.arange(rows), True)
     launch_store_ids(torch.zeros(rows, dtype=torch.int32), torch.zeros(SLOTS, dtype=torch.int32), torch.arange(rows))
     total, part = ((torch.empty(rows, 28, 128, dtype=dtype), torch.empty(rows, 28)) for dtype in (FULL, HALF))
     launch_merge(total, part, slice(0, rows), first=False)

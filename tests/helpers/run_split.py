@@ -14,7 +14,8 @@ from tests.helpers.attention_cases import World
 
 
 def split_attention(world: World, batch: SplitBatch, *, deterministic: bool = False) -> StreamAttention:
-    """A `StreamAttention` large enough for `batch`, loaded with it. Limits come in few sizes, so that plan kernels are compiled once."""
+    """A `StreamAttention` large enough for `batch`, loaded with it. Limits come in few sizes, so that plan kernels are compiled once.
+    Nothing is stored in the step, so that nodes may be taken for settled: half of the batches do."""
     case = world.case
     shape = AttentionShape(*case.heads, case.head_dim, case.page_size, case.torch_dtype)
     lengths = [item.slots.shape[0] for item in batch.shared] + [item.slots.shape[0] for item in batch.private]
@@ -23,8 +24,9 @@ def split_attention(world: World, batch: SplitBatch, *, deterministic: bool = Fa
     limits = StepLimits(rows=rows, streams=min(rows, 1024), nodes=16, pages=max(1, pages))
     most = max((item.rows.shape[0] for item in batch.shared), default=1)
     attention = StreamAttention(
-        shape, limits, world.q.device, node_rows=most, rows_per_stream=case.rows, chunking=Chunking(deterministic=deterministic)
-    )
+        shape, limits, world.q.device, node_rows=most, rows_per_stream=case.rows,
+        chunking=Chunking(deterministic=deterministic), settled_nodes=len(batch.private) % 2 == 0,
+    )  # fmt: skip
     attention.load(batch)
     attention.plan.check()
     return attention

@@ -38,7 +38,7 @@ class Pool:
 
 def attention(*, deterministic: bool) -> StreamAttention:
     shape, limits = AttentionShape(HQ, HKV, D, PAGE, torch.bfloat16), StepLimits(STREAMS, STREAMS, NODES, 2 * PAGES)
-    return StreamAttention(shape, limits, torch.device("cuda"), chunking=Chunking(deterministic=deterministic))
+    return StreamAttention(shape, limits, torch.device("cuda"), chunking=Chunking(deterministic=deterministic), settled_nodes=True)
 
 
 def split_step(draw: random.Random) -> tuple[list[NodeEntry], list[StreamEntry]]:
