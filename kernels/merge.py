@@ -33,8 +33,8 @@ def merge(part_o: Tensor, part_lse: Tensor, plan: WorkPlan, out: Tensor, lse: Te
 def merge_tile(outputs: int) -> tuple[int, int]:
     """Query heads and splits a program reads at once, for `outputs` rows times heads (measured on an H200).
 
-    Few outputs mean many splits each, and reading them in one go counts; many outputs mean few splits, and fewer programs count.
+    Few outputs mean many splits each; many outputs mean few splits, and programs count that should all fit beside the attention's.
     """
-    if outputs <= 448:
-        return 2, 16
-    return (4, 8) if outputs <= 1792 else (4, 4)
+    if outputs <= 1792:
+        return 4, 8
+    return (8, 4) if outputs <= 4096 else (8, 2)

@@ -69,7 +69,7 @@ def merge_partials(
     b_o = tl.zeros([BH, BS, BD], dtype=tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    for i_block in range(0, blocks + 1):  # adds the block before, nothing the first time
+    for i_block in range(blocks + 1):  # adds the block before, nothing the first time
         segment = later(i_block >= begin3, later(i_block >= begin2, later(i_block >= begin1, segment0, segment1), segment2), segment3)
         begin = tl.where(i_block >= begin3, begin3, tl.where(i_block >= begin2, begin2, tl.where(i_block >= begin1, begin1, 0)))
         b_next_lse, b_next_o = read_block(part_o, part_lse, segment, (i_block - begin) * BS, o_head, m_head, G, D, BD, BS)

@@ -88,18 +88,19 @@ def hopper_serves(shape: AttentionShape) -> bool:
 def _hopper_candidates(shape: AttentionShape, rows: int, rows_per_stream: int) -> list[Tiles]:
     """Measured on an H200 at D = 128 with heads 32/32, 28/4 and 12/2, documents of 512 to 32k tokens, 4 to 256 streams.
 
-    Few rows are bound by latency and memory: one group, two small programs a multiprocessor or, from 32 rows on, one with long tiles. Many
-    are bound by arithmetic: two groups share each tile. `jobs/measurements/tiles-h200.json` has the times.
+    Few rows are bound by latency and memory: two small programs a multiprocessor, or one with long tiles where one tile of rows is full.
+    Many are bound by arithmetic: two groups share each tile. Register caps leave room for the programs of the merge, which then wait beside
+    these instead of behind them. `jobs/measurements/tiles-h200.json` has the times.
     """
     wide = shape.head_dim == 256
     pair = _hopper(shape, rows_per_stream, groups=2, keys=64 if wide else 128, stages=2)
     if wide:  # two programs do not fit a multiprocessor
         return [pair, _hopper(shape, rows_per_stream, groups=1, keys=64, stages=2)]
-    long = _hopper(shape, rows_per_stream, groups=1, keys=128, stages=3)
-    small = _hopper(shape, rows_per_stream, groups=1, keys=64, stages=3, per_sm=2, registers=128)
-    if rows <= 128:
-        return [small, long, pair] if rows <= 32 else [long, small, pair]
-    return [pair, small, long]
+    long = _hopper(shape, rows_per_stream, groups=1, keys=128, stages=3, registers=144)
+    small = _hopper(shape, rows_per_stream, groups=1, keys=64, stages=3, per_sm=2, registers=96)
+    if 32 < rows <= 64:
+        return [long, small, pair]
+    return [small, long, pair] if rows * shape.kv_heads <= 2048 else [pair, small, long]
 
 
 def _hopper(

@@ -13,7 +13,7 @@ import pytest
 from askmany.kernels.tiles import SHARED_MEMORY
 
 ROOT = Path(__file__).resolve().parents[2]
-ALWAYS = {"group_rows", "size_work", "emit_work", "attend_work", "merge_partials", "attend_masked", "merge_splits", "merge_rows"}
+ALWAYS = {"group_rows", "size_work", "emit_work", "settle", "attend_work", "merge_partials", "attend_masked", "merge_splits", "merge_rows"}
 ALWAYS |= {"store_rows", "store_row_ids", "scan_rows", "pick_rows", "scan_legal_rows", "pick_legal_rows", "feed_rows"}
 
 
