@@ -13,6 +13,8 @@ from askmany.kernels.plan import WorkPlan
 from askmany.kernels.tables import LEVELS
 
 PINNED_TILE = (4, 8)  # deterministic chunking: how partials are summed must not depend on the rows of the step
+TILES = ((1792, (4, 8)), (4096, (8, 4)))
+MOST = (8, 2)
 
 
 def merge(part_o: Tensor, part_lse: Tensor, plan: WorkPlan, out: Tensor, lse: Tensor | None, overlap: bool) -> None:
@@ -26,15 +28,13 @@ def merge(part_o: Tensor, part_lse: Tensor, plan: WorkPlan, out: Tensor, lse: Te
     merge_partials[(out.shape[0], -(-shape.q_heads // heads))](
         part_o, part_lse, plan.segments, plan.status, out, part_lse if lse is None else lse, out.stride(0), out.stride(1),
         SEGMENTS=LEVELS + 1, G=shape.group, HQ=shape.q_heads, D=shape.head_dim, BD=triton.next_power_of_2(shape.head_dim),
-        BH=heads, BS=splits, LSE=lse is not None, PDL=overlap, num_warps=4, **options,
+        BH=heads, BS=splits, LSE=lse is not None, PDL=overlap, num_warps=heads, **options,
     )  # fmt: skip
 
 
 def merge_tile(outputs: int) -> tuple[int, int]:
-    """Query heads and splits a program reads at once, for `outputs` rows times heads (measured on an H200).
+    """Query heads and splits a program reads at once, for `outputs` rows times heads (measured on an H200); a warp sums one head.
 
     Few outputs mean many splits each; many outputs mean few splits, and programs count that should all fit beside the attention's.
     """
-    if outputs <= 1792:
-        return 4, 8
-    return (8, 4) if outputs <= 4096 else (8, 2)
+    return next((tile for most, tile in TILES if outputs <= most), MOST)

@@ -91,7 +91,7 @@ def cases(capability: tuple[int, int]) -> Iterator[tuple[str, Callable[[], None]
             yield name, lambda shape=shape, rows=rows, choice=choice: _split(shape, rows, choice, capability)  # type: ignore[misc]
     yield "stream mask, 64 rows", lambda: _masked(64, HALF)
     yield "stream mask, fp32", lambda: _masked(8, FULL)
-    yield "the rest", _rest
+    yield "the rest", lambda: _rest(capability)
 
 
 def _split(shape: AttentionShape, rows: int, tiles: Any, capability: tuple[int, int]) -> None:
@@ -116,11 +116,11 @@ def _masked(rows: int, dtype: torch.dtype) -> None:
     stream_mask(q, k[:rows], v[:rows], k, v, slot_sid, plan_mask(batch, splits=4), 0.1)
 
 
-def _rest() -> None:
+def _rest(capability: tuple[int, int]) -> None:
     """Store, merge of rings, and the picking of tokens."""
     rows, width = 16, 152_064
     _, k, v = _qkv(AttentionShape(28, 4, 128, 64, HALF), rows)
-    launch_store(k[:rows], v[:rows], k, v, torch.arange(rows), True)
+    launch_store(k[:rows], v[:rows], k, v, torch.arange(rows), capability[0] >= 9)
     launch_store_ids(torch.zeros(rows, dtype=torch.int32), torch.zeros(SLOTS, dtype=torch.int32), torch.arange(rows))
     total, part = ((torch.empty(rows, 28, 128, dtype=dtype), torch.empty(rows, 28)) for dtype in (FULL, HALF))
     launch_merge(total, part, slice(0, rows), first=False)
