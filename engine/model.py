@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from askmany.engine.batch import StepBatch
     from askmany.engine.kv_pool import KVPool, KVShape
     from askmany.engine.step_attention import LayerAttention
+    from askmany.kernels.rotary import Rotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The rows of a step on the model's device. `wanted` None: all of them."""
+    """The rows of a step on the model's device. `wanted` None: all of them. `unrotated`: layers hand over queries and keys as they were
+    projected, and the attention turns them by the model's `rotary`."""
 
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     slots: Tensor  # [T] int64, -1 for a dummy
     wanted: Wanted | None
+    unrotated: bool = False
 
 
 class RowModel(Protocol):
@@ -48,6 +51,11 @@ class RowModel(Protocol):
     @property
     def q_heads(self) -> int:
         """Query heads of a layer."""
+        ...
+
+    @property
+    def rotary(self) -> Rotary | None:
+        """What `StepRows.unrotated` leaves to the attention; None where the layers cannot leave it."""
         ...
 
     def run_rows(self, rows: StepRows, attention: LayerAttention) -> Tensor:

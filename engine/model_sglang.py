@@ -7,7 +7,7 @@ refused when it is loaded, by what its layers say of themselves and by a probe o
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,10 @@ from askmany.engine.kv_pool import KVPool, KVShape
 from askmany.engine.memory import step_bytes
 from askmany.engine.model import StepRows
 from askmany.engine.sglang_compat import HostedModel, LoadFormat, capture_scope, decode_batch, extend_batch, installed_release
+from askmany.engine.sglang_layers import unsupported
+from askmany.engine.sglang_rotary import OwnRotary, Turned, own_rotary
 from askmany.engine.step_attention import LayerAttention, StepAttention
+from askmany.kernels.rotary import Rotary
 
 
 class _NoPool:
@@ -82,7 +85,7 @@ class SglangModel:
         self.context_tokens = min(context_tokens or int(hosted.config.context_len), int(hosted.config.context_len))
         self.kv_shape = self._shape()
         with torch.inference_mode():
-            self._check_logits()
+            self._own_rotary = self._left_rotary(self._check_logits())
 
     @classmethod
     def load(
@@ -123,6 +126,11 @@ class SglangModel:
         """Query heads of a layer."""
         return int(self._hosted.config.hf_text_config.num_attention_heads)
 
+    @property
+    def rotary(self) -> Rotary | None:
+        """See `RowModel`."""
+        return None if self._own_rotary is None else self._own_rotary.rotary
+
     def step_bytes(self, step_tokens: int, rows: int) -> int:
         """An upper estimate of what a step of `step_tokens`, of which `rows` are sampled, needs beside weights and pool."""
         return step_bytes(self._hosted.config.hf_text_config, self.kv_shape.head_dim, self.vocabulary, step_tokens, rows)
@@ -139,10 +147,10 @@ class SglangModel:
 
     def run_rows(self, rows: StepRows, attention: LayerAttention) -> Tensor:
         """Logits [W, V] of the wanted rows; nothing of it waits for the device. Positions must lie in the context."""
-        backend, at = StreamBackend(attention), (rows.token_ids, rows.positions, rows.slots)
-        if rows.wanted is None:
-            return self._hosted.run(backend, decode_batch(*at))
-        return self._hosted.run(backend, extend_batch(*at, rows.wanted.lengths))
+        at = (rows.token_ids, rows.positions, rows.slots)
+        batch = decode_batch(*at) if rows.wanted is None else extend_batch(*at, rows.wanted.lengths)
+        with self._unrotated(rows.unrotated):
+            return self._hosted.run(StreamBackend(attention), batch)
 
     def capture_scope(self) -> AbstractContextManager[None]:
         """SGLang's own, in which its layers avoid what cannot be captured."""
@@ -177,8 +185,31 @@ class SglangModel:
         kv_heads, head_dim = notes.shapes[0]
         return KVShape(count, kv_heads, head_dim, hosted.dtype)
 
-    def _check_logits(self) -> None:
-        """Every layer must attend once, in order, and the logits through the pool must be those of plain causal attention."""
+    def _unrotated(self, wanted: bool) -> AbstractContextManager[object]:
+        if not wanted:
+            return nullcontext()
+        if self._own_rotary is None:
+            raise RuntimeError(f"model {self.name} turns queries and keys by itself")
+        return self._hosted.unrotated(self._own_rotary.module)
+
+    def _left_rotary(self, expected: Tensor) -> OwnRotary | None:
+        """What its layers can leave to our attention, every layer once and with the probe's logits `expected` [TOKENS, V] unchanged."""
+        own = own_rotary(self._hosted, self.kv_shape, self.q_heads)
+        if own is None:
+            return None
+        batch = model_probe.probe_batch(self.vocabulary, 1)
+        turned = Turned(own.rotary, batch.positions.to(self.device), _Lone())
+        try:
+            with self._hosted.unrotated(own.module) as calls:
+                logits = self._run(batch, turned).clone()
+        except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError):
+            return None
+        asked = turned.layers == list(range(self.kv_shape.layers)) and calls == [model_probe.TOKENS] * self.kv_shape.layers
+        right = model_probe.logits_complaint(expected, logits, logits, self._hosted.dtype, False) is None
+        return own if asked and right else None
+
+    def _check_logits(self) -> Tensor:
+        """Every layer must attend once, in order, and the logits through the pool must be those of plain causal attention: [TOKENS, V]."""
         lone = _Lone()
         expected = self._probed(model_probe.probe_batch(self.vocabulary, 1), lone).clone()
         if lone.layers != list(range(self.kv_shape.layers)):
@@ -188,6 +219,7 @@ class SglangModel:
         alone, among_copies = (self._probed(batch, StepAttention.of(batch, pool, self.device, None)).clone() for batch in batches)
         if complaint := model_probe.logits_complaint(expected, alone, among_copies, self._hosted.dtype, False):
             raise self._refusal(complaint)
+        return expected
 
     def _probed(self, batch: StepBatch, attention: LayerAttention) -> Tensor:
         try:
@@ -205,31 +237,6 @@ def run_lengths(rows: Tensor, count: int) -> Tensor:
     ends = torch.cat([rows + 1, torch.tensor([count])])
     lengths = torch.diff(ends, prepend=torch.tensor([0]))
     return (lengths if int(lengths[-1]) else lengths[:-1]).to(torch.int32)
-
-
-def unsupported(layers: list[Any], config: Any, context_tokens: int) -> set[str]:
-    """What SGLang's attention layers, or the model's config, ask for beyond plain causal attention."""
-    asked = {reason for layer in layers for reason in [layer_problem(layer, context_tokens)] if reason}
-    window = getattr(config, "sliding_window", None)
-    everywhere = getattr(config, "use_sliding_window", True) and not hasattr(config, "layer_types")
-    if window and everywhere and window < context_tokens:  # some of SGLang's classes leave it out: their answers are not the model's own
-        asked.add(f"a sliding window of {window} tokens (the context is {context_tokens})")
-    return asked
-
-
-def layer_problem(layer: Any, context_tokens: int) -> str | None:
-    """How a RadixAttention layer differs from plain causal attention; None if it does not. A window as wide as the context is none."""
-    if layer.qk_head_dim != layer.v_head_dim:
-        return f"keys of {layer.qk_head_dim} and values of {layer.v_head_dim} elements"
-    if layer.logit_cap:
-        return f"scores capped at {layer.logit_cap}"
-    if 0 <= layer.sliding_window_size < context_tokens - 1:
-        return f"a sliding window of {layer.sliding_window_size + 1} tokens (the context is {context_tokens})"
-    if layer.is_cross_attention or layer.attn_type.value != "decoder":
-        return "more than causal self-attention"
-    if layer.use_irope or layer.pos_encoding_mode != "NONE" or layer.xai_temperature_len > 0:
-        return "scores that change with the position"
-    return None
 
 
 def _one_line(error: Exception) -> str:

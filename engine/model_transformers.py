@@ -99,6 +99,11 @@ class TransformersModel:
         """Query heads of a layer."""
         return int(self._config.num_attention_heads)
 
+    @property
+    def rotary(self) -> None:
+        """Its layers rotate by themselves."""
+        return None
+
     def step_bytes(self, step_tokens: int, rows: int) -> int:
         """An upper estimate of what a step of `step_tokens`, of which `rows` are sampled, needs beside weights and pool."""
         return step_bytes(self._config, self.kv_shape.head_dim, self.vocabulary, step_tokens, rows)

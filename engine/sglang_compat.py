@@ -65,10 +65,14 @@ class HostedModel:
         return [module for module in self.model.modules() if isinstance(module, RadixAttention)]
 
     @property
+    def rotary_modules(self) -> list[Any]:
+        """The modules with a rotary table, each once, however many layers share it."""
+        return [module for module in self.model.modules() if isinstance(getattr(module, "cos_sin_cache", None), Tensor)]
+
+    @property
     def rope_rows(self) -> int | None:
         """Positions for which every rotary table has an entry; None without such tables."""
-        tables = [getattr(module, "cos_sin_cache", None) for module in self.model.modules()]
-        return min((len(table) for table in tables if isinstance(table, Tensor)), default=None)
+        return min((len(module.cos_sin_cache) for module in self.rotary_modules), default=None)
 
     def run(self, attention: Any, batch: Any) -> Tensor:
         """One forward pass under `attention` (see `StreamBackend` in model_sglang): logits [N, V] of the rows that `batch` keeps."""
@@ -78,6 +82,26 @@ class HostedModel:
         with self._scope(attention, batch):
             logits: Tensor = model.forward(batch.input_ids, batch.positions, batch).next_token_logits
         return logits
+
+    @contextmanager
+    def unrotated(self, rotary: Any) -> Iterator[list[int]]:
+        """Within, the rotary module hands queries and keys back as they came; yields the list that grows by the rows of each such call.
+
+        An attribute of the one module shadows its method for that time.
+        """
+        calls: list[int] = []
+
+        def hand_back(positions: Tensor, query: Tensor, key: Tensor, *more: Any, **named: Any) -> tuple[Tensor, Tensor]:
+            if any(value is not None for value in (*more, *named.values())):
+                raise RuntimeError("a layer asks its rotary embedding for more than turning queries and keys")
+            calls.append(len(positions))
+            return query, key
+
+        rotary.forward = hand_back
+        try:
+            yield calls
+        finally:
+            del rotary.forward
 
     def close(self) -> None:
         """Take SGLang's process groups down, so that another model can be hosted. The model itself can still be run."""

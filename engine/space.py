@@ -23,6 +23,7 @@ from askmany.engine.paged import PagedRows
 from askmany.engine.side_stream import SideStream
 from askmany.engine.staging import Field, Staging
 from askmany.kernels.greedy import GreedyPick, feed
+from askmany.kernels.rotary import Rotary, rotate_and_store
 from askmany.kernels.store import store
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -104,23 +105,31 @@ class StepSpace:
         self._beside.run(partial(self.layout.prepare, slots))
         ends = max(asked, 1)  # SGLang's layers want a row
         wants = None if self.decode and asked == count else Wanted(at["wanted"][:ends], at["lengths"][:ends])
-        attention = RowAttention(self._pool, slots, self.layout.call, self._beside.join)
-        self.logits = self._model.run_rows(StepRows(ids, at["positions"][:count], slots, wants), attention)
+        positions, rotary = at["positions"][:count], self._model.rotary
+        attention = RowAttention(self._pool, slots, self.layout.call, self._beside.join, positions, rotary)
+        self.logits = self._model.run_rows(StepRows(ids, positions, slots, wants, rotary is not None), attention)
         self._beside.join()
         self.greedy.run(self.logits, self._drawn, asked)
 
 
 class RowAttention:
-    """What the layers of one step call: store the rows' K and V, then attend. `ready` waits for what attention needs besides."""
+    """What the layers of one step call: turn queries and keys where `rotary` is given, store K and V, then attend. `ready` waits for what
+    attention needs besides; `positions` [T]."""
 
-    def __init__(self, pool: KVPool, slots: Tensor, call: KernelCall, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, pool: KVPool, slots: Tensor, call: KernelCall, ready: Callable[[], None], positions: Tensor, rotary: Rotary | None
+    ) -> None:
         self._pool, self._slots, self._call, self._ready = pool, slots, call, ready
+        self._positions, self._rotary = positions, rotary
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """`q` [T, HQ, D], `k`, `v` [T, HKV, D]; output [T, HQ, D]."""
+        """`q` [T, HQ, D], `k`, `v` [T, HKV, D], of which q and k may be turned in place; output [T, HQ, D]."""
         self._ready()
         k_cache, v_cache = self._pool.k[layer], self._pool.v[layer]
-        store(k, v, k_cache, v_cache, self._slots)
+        if self._rotary is None:
+            store(k, v, k_cache, v_cache, self._slots)
+        else:
+            rotate_and_store(q, k, v, self._positions, self._rotary, k_cache, v_cache, self._slots)
         return self._call(q, k, v, k_cache, v_cache, scale)
 
 

@@ -68,6 +68,7 @@ class SplitLayout:
             shape, limits, device, node_rows=node_rows, rows_per_stream=size.rows_per_run,
             chunking=chunking, tiles=tiles, capacity=capacity, partials=partials, settled_nodes=settled_nodes,
         )  # fmt: skip
+        self._settled_nodes = settled_nodes
         self._chunk_pass = chunk_pass
         self._listed = True  # whether a row of the step goes through the work list
 
@@ -84,7 +85,9 @@ class SplitLayout:
             setattr(self._attention.tables, field.name, tensors[field.name])
 
     def fill(self, arrays: Arrays, step: PagedStep) -> int:
-        """Page lists of the nodes, then of the runs."""
+        """Page lists of the nodes, then of the runs. Raises RuntimeError if a node is not settled and nodes are to be."""
+        if self._settled_nodes and not step.settled:
+            raise RuntimeError("a node holds keys of this very step, and nodes are read before it stores any")
         page_size = self._attention.shape.page_size
         runs = step.runs
         if self._chunk_pass is not None:

@@ -36,8 +36,8 @@ def merge(part_o: Tensor, part_lse: Tensor, plan: WorkPlan, out: Tensor, lse: Te
 def merge_tile(outputs: int, splits: int) -> tuple[int, int, int]:
     """Query heads and splits a program reads at once, and its warps, for `outputs` rows times heads of about `splits` splits each.
 
-    Measured on an H200. Many splits are read in few goes; few leave a block half empty. A warp sums one head, so that none waits for
-    another, but where there are so many outputs that starting their programs is what takes the time.
+    Measured on an H200 at D = 128. Many splits are read in few goes; few leave a block half empty. There a warp sums one head, so that none
+    waits for another, but where there are so many outputs that starting their programs is what takes the time.
     """
     if splits >= 64:
         return (1, 16, 1) if outputs <= 128 else (2, 16, 2)

@@ -1,9 +1,9 @@
 """Triton kernels that turn the lengths of a step into a work list, on the device, with fixed shapes and no word to the host.
 
-Three launches: `group_rows` (which rows read node n), `size_work` (which nodes are worth sharing, how long a chunk is, where every item
-and partial result goes), `emit_work` (write it down). Sizes of spaces, tiles and heads are arguments, so that few programs have to be
-compiled. Letters as in `tables`; a *segment* is one run of keys of one stream: one per prefix level (used when its node is not shared)
-and, last, its private keys. `i_` program index, `o_` offsets, `m_` mask, `b_` values.
+Four launches: `group_rows` (which rows read node n), `size_work` (which nodes are worth sharing, how long a chunk is, where every item
+and partial result goes), `emit_work` (write it down), `settle` (what comes after it may read the list early). Sizes of spaces, tiles and
+heads are arguments, so that few programs have to be compiled. Letters as in `tables`; a *segment* is one run of keys of one stream: one
+per prefix level (used when its node is not shared) and, last, its private keys. `i_` program index, `o_` offsets, `m_` mask, `b_` values.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def store(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor)
     (`check_slots` verifies that where a synchronisation is affordable). On CUDA: one launch, no synchronisation, capturable.
     Raises ValueError on shapes that do not fit.
     """
-    _check_shapes(k, v, k_cache, v_cache, slots)
+    check_shapes(k, v, k_cache, v_cache, slots)
     if k.shape[0] == 0:
         return
     if k.is_cuda:
@@ -78,7 +78,8 @@ def _store_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: 
     v_cache[where] = v[keep].to(v_cache.dtype)
 
 
-def _check_shapes(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+def check_shapes(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    """Raise ValueError unless `store` can take them."""
     if k.shape != v.shape or k_cache.shape != v_cache.shape or k.ndim != 3 or k.shape[1:] != k_cache.shape[1:]:
         shapes = [tuple(t.shape) for t in (k, v, k_cache, v_cache)]
         raise ValueError(f"k, v [T, HKV, D] and caches [S, HKV, D] do not fit: {shapes}")

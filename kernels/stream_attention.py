@@ -78,6 +78,8 @@ class StreamAttention:
         """
         out = torch.empty_like(q) if out is None else out
         self._check(q, k_cache, v_cache, scale, out, lse)
+        if not len(q):
+            return out
         part_o, part_lse = self._partials.o, self._partials.lse
         attend(q, k_cache, v_cache, scale, self.plan, part_o, part_lse, self._overlap)
         merge(part_o, part_lse, self.plan, out, lse, self._overlap)

@@ -89,8 +89,8 @@ def _hopper_candidates(shape: AttentionShape, rows: int, rows_per_stream: int) -
     """Measured on an H200 at D = 128 with heads 32/32, 28/4 and 12/2, documents of 512 to 32k tokens, 4 to 256 streams.
 
     Few rows are bound by latency and memory: two small programs a multiprocessor, or one with long tiles where one tile of rows is full.
-    Many are bound by arithmetic: two groups share each tile. Register caps leave room for the programs of the merge, which then wait beside
-    these instead of behind them. `jobs/measurements/tiles-h200.json` has the times.
+    Many are bound by arithmetic: two groups share each tile. Register caps of the one-group tiles leave room for the programs of the merge,
+    which then wait beside these instead of behind them. `jobs/measurements/tiles-h200.json` has the times.
     """
     wide = shape.head_dim == 256
     pair = _hopper(shape, rows_per_stream, groups=2, keys=64 if wide else 128, stages=2)

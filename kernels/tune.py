@@ -6,6 +6,7 @@ file does not know is measured and added.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import statistics
@@ -43,14 +44,13 @@ def tuned_tiles(
 ) -> Tiles:
     """The fastest tiles for this GPU, from `cache_file` or timed now (some seconds, mostly compilation)."""
     cache_file = cache_file or default_cache_file()
-    key = _key(shape, node_rows, rows_per_stream, device)
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    choices = candidates(shape, node_rows, rows_per_stream, capability)
+    key = _key(shape, node_rows, rows_per_stream, device, choices)
     known = _read(cache_file)
     if key in known:
         return Tiles(**known[key]["tiles"])
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    timed = [(t, (measure or time_step)(shape, node_rows, rows_per_stream, t, device)) for t in candidates(
-        shape, node_rows, rows_per_stream, capability
-    )]  # fmt: skip
+    timed = [(t, (measure or time_step)(shape, node_rows, rows_per_stream, t, device)) for t in choices]
     best, microseconds = min(timed, key=lambda pair: pair[1])
     _write(cache_file, _read(cache_file) | {key: {"tiles": asdict(best), "us": round(microseconds, 1)}})
     return best
@@ -63,7 +63,9 @@ def time_step(shape: AttentionShape, node_rows: int, rows_per_stream: int, tiles
     starts = [sum(pages[:i]) for i in range(len(pages) + 1)]
     ranges = [range(a, b) for a, b in pairwise(starts)]
     limits = StepLimits(streams * rows_per_stream, streams, 1, starts[-1])
-    attention = StreamAttention(shape, limits, device, rows_per_stream=rows_per_stream, chunking=Chunking(threshold_bytes=-1), tiles=tiles)
+    attention = StreamAttention(
+        shape, limits, device, rows_per_stream=rows_per_stream, chunking=Chunking(threshold_bytes=-1), tiles=tiles, settled_nodes=True
+    )
     runs = [StreamEntry(i * rows_per_stream, rows_per_stream, PRIVATE, ranges[i + 1], [0]) for i in range(streams)]
     attention.tables.load([NodeEntry(DOCUMENT, ranges[0])], runs)
     attention.plan.build()
@@ -98,10 +100,13 @@ def _time_graph(step: Callable[[], None], replays: int = 10) -> float:
     return statistics.median(times)
 
 
-def _key(shape: AttentionShape, node_rows: int, rows_per_stream: int, device: torch.device) -> str:
+def _key(shape: AttentionShape, node_rows: int, rows_per_stream: int, device: torch.device, choices: list[Tiles]) -> str:
+    """A choice among other tiles than before is another choice."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    digest = hashlib.sha256(repr(choices).encode()).hexdigest()[:8]
     heads = f"{shape.q_heads}/{shape.kv_heads}x{shape.head_dim} {str(shape.dtype).removeprefix('torch.')} page {shape.page_size}"
-    return f"{name}, torch {torch.__version__}, triton {triton.__version__}: {heads}, rows {node_rows}, {rows_per_stream} a stream"
+    asked = f"{heads}, rows {node_rows}, {rows_per_stream} a stream, of {digest}"
+    return f"{name}, torch {torch.__version__}, triton {triton.__version__}: {asked}"
 
 
 def _read(cache_file: Path) -> dict[str, Any]:

@@ -52,6 +52,7 @@ DEVICE_HALF = {
     "sampler",
     "scoring",
     "sglang_compat",
+    "sglang_rotary",
     "side_stream",
     "space",
     "space_makers",

@@ -10,6 +10,7 @@ import random
 from typing import Any
 
 import pytest
+import torch
 
 from askmany.engine.build import build_scheduler
 from askmany.engine.config import EngineConfig
@@ -199,3 +200,24 @@ def test_steps_with_labels_are_followed_before_they_are_read() -> None:
     assert scheduler.check_integrity()
     assert len(ahead) > 3
     assert all(ahead)
+
+
+def test_nodes_of_the_step_itself_are_not_read_before_it_stores_them() -> None:
+    """A tail of one token, fed together with the chains below it: all its rows are wanted, and it must not take a decode step's graph."""
+    model = TransformersModel(random_model(CONFIGS["mqa"]))
+    config = config_of("split")
+    engine = kernel_engine(model, config, **setting(config))
+    maker: Any = engine.executor.steps._maker  # type: ignore[attr-defined]
+    read, steps = maker.read, []
+    maker.read = lambda plan: steps.append(read(plan)) or steps[-1]
+    question = Question("q", (9,), Sampling(1), labels=tree("chains"))
+    answers(engine, [Document("d", (tokens(random.Random(1), 12),), (question,))])
+    step = next(step for step in steps if step.decodes and not step.settled)
+    drawn = torch.zeros(config.max_rows, dtype=torch.int64)
+    for bucket in maker.buckets:
+        assert maker.fits(bucket, step) is not bucket.decode
+        space = maker.space(bucket, maker.empty, drawn)
+        assert space.layout._attention.plan.settled_nodes is bucket.decode
+        if bucket.decode and bucket.rows >= step.rows:
+            with pytest.raises(RuntimeError, match="keys of this very step"):
+                space.load(step, [-1] * step.rows)

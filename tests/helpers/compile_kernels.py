@@ -27,8 +27,9 @@ from triton.runtime.jit import JITFunction
 from askmany.kernels.attend import attend
 from askmany.kernels.greedy import GreedyPick, LegalPick, launch_feed
 from askmany.kernels.layout import MaskedBatch, MaskedItem
-from askmany.kernels.merge import merge
+from askmany.kernels.merge import merge, merge_tile
 from askmany.kernels.merge_into import launch_merge
+from askmany.kernels.rotary import Rotary, launch_rotate_and_store
 from askmany.kernels.store import launch_store, launch_store_ids
 from askmany.kernels.stream_attention import StreamAttention
 from askmany.kernels.stream_mask import plan_mask, stream_mask
@@ -89,19 +90,29 @@ def cases(capability: tuple[int, int]) -> Iterator[tuple[str, Callable[[], None]
         for choice in tiles if tiles[0].groups and rows == 16 else tiles[:1]:
             name = f"{q_heads}/{kv_heads} heads, {dim}, pages of {page}, {dtype}, {rows} rows, {choice.rows} x {choice.keys}"
             yield name, lambda shape=shape, rows=rows, choice=choice: _split(shape, rows, choice, capability)  # type: ignore[misc]
+    for tile in sorted({merge_tile(outputs, splits) for outputs in (100, 500, 2000, 9000) for splits in (2, 9, 40, 70)}):
+        for dim in (128, 256) if tile[0] in (1, 16) else (128,):
+            yield f"merge of {tile}, {dim}", lambda tile=tile, dim=dim: _merged(tile, dim, capability)  # type: ignore[misc]
     yield "stream mask, 64 rows", lambda: _masked(64, HALF)
     yield "stream mask, fp32", lambda: _masked(8, FULL)
     yield "the rest", lambda: _rest(capability)
 
 
 def _split(shape: AttentionShape, rows: int, tiles: Any, capability: tuple[int, int]) -> None:
-    attention = StreamAttention(shape, StepLimits(rows, rows, 4, SLOTS), CPU, rows_per_stream=1, tiles=tiles)
+    attention = StreamAttention(shape, StepLimits(rows, rows, 4, SLOTS), CPU, rows_per_stream=1, tiles=tiles, settled_nodes=True)
     attention.plan.build()
     q, k, v = _qkv(shape, rows)
     part_o, part_lse = torch.empty(attention.plan.capacity.partials, shape.head_dim), torch.empty(attention.plan.capacity.partials)
     overlap = capability[0] >= 9
     attend(q, k, v, 0.1, attention.plan, part_o, part_lse, overlap)
     merge(part_o, part_lse, attention.plan, torch.empty_like(q), None, overlap)
+
+
+def _merged(tile: tuple[int, int, int], dim: int, capability: tuple[int, int]) -> None:
+    plan = StreamAttention(AttentionShape(28, 4, dim, 64, HALF), StepLimits(4, 4, 1, SLOTS), CPU).plan
+    part_o, part_lse = torch.empty(64, dim), torch.empty(64)
+    with mock.patch("askmany.kernels.merge.merge_tile", return_value=tile):
+        merge(part_o, part_lse, plan, torch.empty(4, 28, dim, dtype=HALF), None, capability[0] >= 9)
 
 
 def _qkv(shape: AttentionShape, rows: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,7 +130,9 @@ def _masked(rows: int, dtype: torch.dtype) -> None:
 def _rest(capability: tuple[int, int]) -> None:
     """Store, merge of rings, and the picking of tokens."""
     rows, width = 16, 152_064
-    _, k, v = _qkv(AttentionShape(28, 4, 128, 64, HALF), rows)
+    q, k, v = _qkv(AttentionShape(28, 4, 128, 64, HALF), rows)
+    rotary = Rotary(torch.empty(SLOTS, 128))
+    launch_rotate_and_store(q, k[:rows], v[:rows], torch.arange(rows), rotary, k, v, torch.arange(rows), capability[0] >= 9)
     launch_store(k[:rows], v[:rows], k, v, torch.arange(rows), capability[0] >= 9)
     launch_store_ids(torch.zeros(rows, dtype=torch.int32), torch.zeros(SLOTS, dtype=torch.int32), torch.arange(rows))
     total, part = ((torch.empty(rows, 28, 128, dtype=dtype), torch.empty(rows, 28)) for dtype in (FULL, HALF))

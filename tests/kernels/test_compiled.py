@@ -14,7 +14,7 @@ from askmany.kernels.tiles import SHARED_MEMORY
 
 ROOT = Path(__file__).resolve().parents[2]
 ALWAYS = {"group_rows", "size_work", "emit_work", "settle", "attend_work", "merge_partials", "attend_masked", "merge_splits", "merge_rows"}
-ALWAYS |= {"store_rows", "store_row_ids", "scan_rows", "pick_rows", "scan_legal_rows", "pick_legal_rows", "feed_rows"}
+ALWAYS |= {"rotate_rows", "store_rows", "store_row_ids", "scan_rows", "pick_rows", "scan_legal_rows", "pick_legal_rows", "feed_rows"}
 
 
 @pytest.mark.timeout(300)
@@ -30,3 +30,4 @@ def test_every_kernel_compiles_and_fits(tmp_path: Path, generation: int) -> None
     room = SHARED_MEMORY[divmod(generation, 10)] * 1024
     assert [row for row in rows if row["shared"] > room] == []
     assert [row for row in rows if row["kernel"] in hopper and row["stack"] > 16] == []  # softmax lives in registers
+    assert [row for row in rows if row["kernel"] == "merge_partials" and row["stack"]] == []

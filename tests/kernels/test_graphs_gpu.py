@@ -10,6 +10,7 @@ from torch import Tensor
 
 from askmany.kernels.layout import MaskedBatch, MaskedItem
 from askmany.kernels.plan import Chunking
+from askmany.kernels.store import store
 from askmany.kernels.stream_attention import StreamAttention
 from askmany.kernels.stream_mask import MaskTile, plan_mask, stream_mask
 from askmany.kernels.tables import NodeEntry, StepLimits, StreamEntry
@@ -36,9 +37,9 @@ class Pool:
         self.k_new, self.v_new = normal(STREAMS, HKV, D), normal(STREAMS, HKV, D)
 
 
-def attention(*, deterministic: bool) -> StreamAttention:
+def attention(*, deterministic: bool, settled: bool = True) -> StreamAttention:
     shape, limits = AttentionShape(HQ, HKV, D, PAGE, torch.bfloat16), StepLimits(STREAMS, STREAMS, NODES, 2 * PAGES)
-    return StreamAttention(shape, limits, torch.device("cuda"), chunking=Chunking(deterministic=deterministic), settled_nodes=True)
+    return StreamAttention(shape, limits, torch.device("cuda"), chunking=Chunking(deterministic=deterministic), settled_nodes=settled)
 
 
 def split_step(draw: random.Random) -> tuple[list[NodeEntry], list[StreamEntry]]:
@@ -163,3 +164,47 @@ def test_a_captured_masked_step_serves_other_lengths() -> None:
         want = call(plan, batch.slot_sid)
         assert torch.equal(out, want[0])
         assert torch.equal(lse, want[1])
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_copying_documents_early_changes_no_bit(deterministic: bool) -> None:
+    pool, draw = Pool(11), random.Random(12)
+    early, late = (attention(deterministic=deterministic, settled=settled) for settled in (True, False))
+    for _ in range(50):
+        step, found = split_step(draw), []
+        for kernel in (early, late):
+            kernel.tables.load(*step)
+            kernel.plan.build()
+            found.append(run(kernel, pool))
+        assert torch.equal(found[0][0], found[1][0])
+        assert torch.equal(found[0][1], found[1][1])
+
+
+def test_keys_that_the_step_stores_are_waited_for() -> None:
+    """A long launch, the store, attention, in a graph: own slots hold NaN until the store, and attention starts beside it."""
+    pool, kernel = Pool(13), attention(deterministic=False)
+    places = random.Random(14).sample(range(PAGES), 100 + STREAMS)
+    node, own = NodeEntry(100 * PAGE, places[:100]), places[100:]
+    kernel.tables.load([node], [StreamEntry(i, 1, 1 + i % PAGE, [own[i]], (0,)) for i in range(STREAMS)])
+    slots = torch.tensor([page * PAGE + i % PAGE for i, page in enumerate(own)], device="cuda")
+    kernel.plan.build()
+    big, before = torch.randn(4096, 4096, device="cuda"), [cache.clone() for cache in (pool.k, pool.v)]
+
+    def step(out: Tensor, lse: Tensor) -> None:
+        torch.mm(big, big, out=product)
+        store(pool.k_new, pool.v_new, pool.k, pool.v, slots)
+        kernel.run(pool.q, pool.k, pool.v, SCALE, out, lse)
+
+    product, out, lse = torch.empty_like(big), torch.empty_like(pool.q), torch.empty(pool.q.shape[:2], device="cuda")
+    step(out, lse)
+    want = out.clone()
+    assert not bool(want.isnan().any())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(out, lse)
+    for _ in range(100):
+        for cache, held in zip((pool.k, pool.v), before, strict=True):
+            cache.copy_(held)
+            cache[slots] = float("nan")
+        graph.replay()
+        assert torch.equal(out, want)

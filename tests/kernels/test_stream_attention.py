@@ -190,6 +190,13 @@ def test_what_does_not_fit_the_tables_is_refused(device: str) -> None:
         attention.run(world.q[:, :3], world.k_cache, world.v_cache, 1.0)
 
 
+@pytest.mark.parametrize("chunking", [PINNED, SHARING], ids=["pinned", "sharing"])
+def test_a_step_without_rows_is_an_empty_result(chunking: Chunking, device: str) -> None:
+    world, _ = split_world(CASE, seed=2, device=device)
+    found = attention_for(world, chunking).run(world.q[:0], world.k_cache, world.v_cache, 1.0)
+    assert found.shape == (0, *world.q.shape[1:])
+
+
 def test_pinned_merges_sum_alike_in_steps_of_any_size(device: str) -> None:
     """A row with many partials, merged among few rows and among many."""
     shape, splits, rows = AttentionShape(8, 8, 16, 16, torch.float32), 13, 120

@@ -15,7 +15,8 @@ import torch.distributed
 from askmany.engine.batch import StepBatch
 from askmany.engine.errors import ConfigError, EngineError
 from askmany.engine.kv_pool import KVPool
-from askmany.engine.model_sglang import SglangModel, StreamBackend, layer_problem
+from askmany.engine.model_sglang import SglangModel, StreamBackend
+from askmany.engine.sglang_layers import layer_problem
 from askmany.kernels.layout import PrivateItem, SplitBatch
 from tests.helpers.sglang_models import DEVICE, REFUSED, Loader
 from tests.helpers.sglang_seams import layer_attributes, seams, snapshot

@@ -14,7 +14,7 @@ from askmany.engine.model import StepRows, Wanted
 from askmany.engine.model_sglang import SglangModel
 from askmany.engine.request import Document, Question, Sampling
 from askmany.engine.step_attention import StepAttention
-from askmany.kernels.store import launch_store
+from askmany.kernels.rotary import launch_rotate_and_store
 from tests.engine.test_isolation import tokens
 from tests.engine.test_kernel_steps import config_of, same
 from tests.helpers.interpreter import INTERPRETED
@@ -48,7 +48,8 @@ def test_wanted_rows_alone_get_logits(loaded: SglangModel) -> None:
 
 @pytest.mark.skipif(not INTERPRETED, reason="interpreted kernels alone can be recorded")
 def test_a_recorded_step_serves_other_documents(loaded: SglangModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("askmany.engine.space.store", launch_store)
+    assert loaded.rotary is not None  # so that steps rotate and store in one launch
+    monkeypatch.setattr("askmany.engine.space.rotate_and_store", launch_rotate_and_store)
     monkeypatch.setattr("askmany.engine.workspaces.MIXED_ROWS", (16,))
     monkeypatch.setattr("askmany.engine.graphs.PATIENCE_FIRST", 0)  # steps with chunks and tails are recorded at once, too
     rng = random.Random(3)
