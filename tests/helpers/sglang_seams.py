@@ -21,6 +21,9 @@ SEAMS = (
     "sglang.srt.model_executor.runner_utils.capture_mode:model_capture_mode",
     "sglang.srt.layers.radix_attention:RadixAttention.__init__",
     "sglang.srt.layers.radix_attention:RadixAttention.forward",
+    "sglang.srt.layers.rotary_embedding:RotaryEmbedding.__init__",
+    "sglang.srt.layers.rotary_embedding:RotaryEmbedding.forward",
+    "sglang.srt.layers.rotary_embedding:RotaryEmbedding.forward_cuda",
     "sglang.srt.layers.attention.base_attn_backend:AttentionBackend.forward",
     "sglang.srt.layers.attention.attention_registry:register_attention_backend",
     "sglang.srt.layers.logits_processor:LogitsProcessor.forward",
@@ -38,7 +41,8 @@ SEAMS = (
     "sglang.srt.runtime_context:get_model",
 )
 SNAPSHOTS = Path(__file__).parents[1] / "engine" / "sglang"
-MODEL_SGLANG = Path(__file__).parents[2] / "engine" / "model_sglang.py"
+ENGINE = Path(__file__).parents[2] / "engine"
+READERS = ("model_sglang.py", "sglang_layers.py")  # of attention layers
 ABSENT = "absent"
 
 
@@ -54,9 +58,9 @@ def snapshot(release: str) -> dict[str, Any]:
 
 
 def layer_attributes() -> set[str]:
-    """Everything that `model_sglang` reads of an attention layer, found in its source."""
+    """Everything that is read of an attention layer, found in the source."""
     found = set()
-    for node in ast.walk(ast.parse(MODEL_SGLANG.read_text())):
+    for node in (node for name in READERS for node in ast.walk(ast.parse((ENGINE / name).read_text()))):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "layer":
             found.add(node.attr)
     return found
@@ -85,5 +89,5 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 def _named_by_us() -> set[str]:
     """Every keyword argument in `sglang_compat`."""
-    source = (MODEL_SGLANG.parent / "sglang_compat.py").read_text()
+    source = (ENGINE / "sglang_compat.py").read_text()
     return {node.arg for node in ast.walk(ast.parse(source)) if isinstance(node, ast.keyword) and node.arg}
