@@ -85,7 +85,9 @@ class SglangModel:
         self.context_tokens = min(context_tokens or int(hosted.config.context_len), int(hosted.config.context_len))
         self.kv_shape = self._shape()
         with torch.inference_mode():
-            self._own_rotary = self._left_rotary(self._check_logits())
+            expected = self._check_logits()
+            self._own_rotary = self._left_rotary(expected)
+            self._leave_logits(expected)
 
     @classmethod
     def load(
@@ -207,6 +209,21 @@ class SglangModel:
         asked = turned.layers == list(range(self.kv_shape.layers)) and calls == [model_probe.TOKENS] * self.kv_shape.layers
         right = model_probe.logits_complaint(expected, logits, logits, self._hosted.dtype, False) is None
         return own if asked and right else None
+
+    def _leave_logits(self, expected: Tensor) -> None:
+        """Save the widening of logits, if the probe's stay what they are."""
+        undo = self._hosted.leave_logits_in_their_dtype()
+        if undo is None:
+            return
+        try:
+            logits = self._run(model_probe.probe_batch(self.vocabulary, 1), _Lone())
+            right = (
+                logits.shape == expected.shape and model_probe.logits_complaint(expected, logits, logits, self._hosted.dtype, False) is None
+            )
+        except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError):
+            right = False
+        if not right:
+            undo()
 
     def _check_logits(self) -> Tensor:
         """Every layer must attend once, in order, and the logits through the pool must be those of plain causal attention: [TOKENS, V]."""

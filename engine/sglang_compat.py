@@ -24,6 +24,7 @@ from torch import Tensor
 STOCK_BACKEND = {"cpu": "torch_native", "cuda": "triton"}  # named in SGLang's arguments, never built: attention is ours
 MEMORY_FRACTION = 0.9  # of SGLang's own pool, which is never made
 UNUSED_PORT = 1  # process groups meet in a file
+CAST_OF_LOGITS = "_copy_logits_to_buffer"  # LogitsProcessor's step that widens to fp32
 
 LoadFormat = Literal["auto", "dummy"]
 
@@ -102,6 +103,18 @@ class HostedModel:
             yield calls
         finally:
             del rotary.forward
+
+    def leave_logits_in_their_dtype(self) -> Callable[[], None] | None:
+        """From now on logits come in the dtype of their product, uncast: they are the largest tensor of a step, and whoever draws from them
+        widens what it reads. Returns what undoes it; None where SGLang does more to them than casting."""
+        from sglang.srt.layers.logits_processor import LogitsProcessor
+
+        found = [module for module in self.model.modules() if isinstance(module, LogitsProcessor)]
+        if len(found) != 1 or not hasattr(found[0], CAST_OF_LOGITS) or getattr(found[0], "final_logit_softcapping", None):
+            return None
+        width = self.config.vocab_size
+        setattr(found[0], CAST_OF_LOGITS, lambda logits, *more, **named: logits[:, :width])
+        return lambda: delattr(found[0], CAST_OF_LOGITS)
 
     def close(self) -> None:
         """Take SGLang's process groups down, so that another model can be hosted. The model itself can still be run."""

@@ -27,6 +27,7 @@ SEAMS = (
     "sglang.srt.layers.attention.base_attn_backend:AttentionBackend.forward",
     "sglang.srt.layers.attention.attention_registry:register_attention_backend",
     "sglang.srt.layers.logits_processor:LogitsProcessor.forward",
+    "sglang.srt.layers.logits_processor:LogitsProcessor._copy_logits_to_buffer",
     "sglang.srt.layers.logits_processor:LogitsProcessorOutput",
     "sglang.srt.layers.moe:initialize_moe_config",
     "sglang.srt.layers.quantization.fp4_utils:initialize_fp4_gemm_config",
