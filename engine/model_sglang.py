@@ -7,6 +7,7 @@ refused when it is loaded, by what its layers say of themselves and by a probe o
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +23,13 @@ from askmany.engine.errors import ConfigError, EngineError
 from askmany.engine.kv_pool import KVPool, KVShape
 from askmany.engine.memory import step_bytes
 from askmany.engine.model import StepRows
-from askmany.engine.sglang_compat import HostedModel, LoadFormat, capture_scope, decode_batch, extend_batch, installed_release
+from askmany.engine.sglang_compat import HandedBack, HostedModel, LoadFormat, capture_scope, decode_batch, extend_batch, installed_release
 from askmany.engine.sglang_layers import unsupported
 from askmany.engine.sglang_rotary import OwnRotary, Turned, own_rotary
 from askmany.engine.step_attention import LayerAttention, StepAttention
 from askmany.kernels.rotary import Rotary
+
+logger = logging.getLogger(__name__)
 
 
 class _NoPool:
@@ -198,17 +201,19 @@ class SglangModel:
         """What its layers can leave to our attention, every layer once and with the probe's logits `expected` [TOKENS, V] unchanged."""
         own = own_rotary(self._hosted, self.kv_shape, self.q_heads)
         if own is None:
+            logger.info("model %s: SGLang turns queries and keys", self.name)
             return None
-        batch = model_probe.probe_batch(self.vocabulary, 1)
-        turned = Turned(own.rotary, batch.positions.to(self.device), _Lone())
+        batch, kept = model_probe.probe_batch(self.vocabulary, 1), list[HandedBack]()
+        turned = Turned(own.rotary, batch.positions.to(self.device), _Lone(), kept)
         try:
-            with self._hosted.unrotated(own.module) as calls:
+            with self._hosted.unrotated(own.module, kept):
                 logits = self._run(batch, turned).clone()
-        except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError):
+        except Exception as error:  # of strangers' layers, asked for what they may not do: SGLang then turns by itself
+            logger.info("model %s: SGLang turns queries and keys (%s)", self.name, _one_line(error))
             return None
-        asked = turned.layers == list(range(self.kv_shape.layers)) and calls == [model_probe.TOKENS] * self.kv_shape.layers
+        every = turned.layers == list(range(self.kv_shape.layers))
         right = model_probe.logits_complaint(expected, logits, logits, self._hosted.dtype, False) is None
-        return own if asked and right else None
+        return own if every and right else None
 
     def _leave_logits(self, expected: Tensor) -> None:
         """Save the widening of logits, if the probe's stay what they are."""
@@ -220,7 +225,7 @@ class SglangModel:
             right = (
                 logits.shape == expected.shape and model_probe.logits_complaint(expected, logits, logits, self._hosted.dtype, False) is None
             )
-        except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError):
+        except Exception:  # of strangers' code: SGLang then widens them as ever
             right = False
         if not right:
             undo()

@@ -113,7 +113,9 @@ class TransformersModel:
         return self.run(batch, StepAttention.of(batch, pool, self.device, self._row_block))
 
     def run_rows(self, rows: StepRows, attention: LayerAttention) -> Tensor:
-        """Logits [W, V] of the wanted rows."""
+        """Logits [W, V] of the wanted rows. Raises RuntimeError if they shall come unrotated."""
+        if rows.unrotated:
+            raise RuntimeError(f"model {self.name} turns queries and keys by itself")
         kept = 0 if rows.wanted is None else rows.wanted.rows  # 0 means all
         ids, positions = rows.token_ids[None], rows.positions[None]
         output = self._model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=kept, askmany=attention)

@@ -15,6 +15,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +35,15 @@ def installed_release() -> str | None:
     if importlib.util.find_spec("sglang") is None:
         return None
     return importlib.metadata.version("sglang")
+
+
+@dataclass(frozen=True, slots=True)
+class HandedBack:
+    """A call of a rotary module that turned nothing: `positions` [T], `q` and `k` as they came."""
+
+    positions: Tensor
+    q: Tensor
+    k: Tensor
 
 
 class HostedModel:
@@ -85,24 +95,27 @@ class HostedModel:
         return logits
 
     @contextmanager
-    def unrotated(self, rotary: Any) -> Iterator[list[int]]:
-        """Within, the rotary module hands queries and keys back as they came; yields the list that grows by the rows of each such call.
+    def unrotated(self, rotary: Any, kept: list[HandedBack] | None = None) -> Iterator[None]:
+        """Within, the rotary module hands queries and keys back as they came, and notes each such call in `kept`.
 
         An attribute of the one module shadows its method for that time.
         """
-        calls: list[int] = []
+        before = vars(rotary).get("forward")
 
         def hand_back(positions: Tensor, query: Tensor, key: Tensor, *more: Any, **named: Any) -> tuple[Tensor, Tensor]:
             if any(value is not None for value in (*more, *named.values())):
                 raise RuntimeError("a layer asks its rotary embedding for more than turning queries and keys")
-            calls.append(len(positions))
+            if kept is not None:
+                kept.append(HandedBack(positions, query.clone(), key.clone()))
             return query, key
 
         rotary.forward = hand_back
         try:
-            yield calls
+            yield
         finally:
             del rotary.forward
+            if before is not None:
+                rotary.forward = before
 
     def leave_logits_in_their_dtype(self) -> Callable[[], None] | None:
         """From now on logits come in the dtype of their product, uncast: they are the largest tensor of a step, and whoever draws from them

@@ -98,7 +98,7 @@ def all_sizes(limits: SchedulerLimits, nodes: int, pages: int) -> list[SplitSize
 
 def workspace_bytes(rules: WorkRules, limits: SchedulerLimits, layout: Layout, vocabulary: int) -> int:
     """What graphs and kernels take beside weights, KV pool and activations when every space has been made: partial results of attention,
-    the logits that each graph keeps in fp32, what drawing with temperatures needs, another library's workspace."""
+    the logits that each graph keeps (fp32 at most), what drawing with temperatures needs, another library's workspace."""
     head_dim, most = rules.shape.head_dim, limits.max_rows
     if layout == "interleaved":  # splits times row tiles fill the processors twice
         requests = request_buckets(limits.requests)

@@ -128,6 +128,7 @@ class OursContender:
         make = ScheduledEngine if steps is None else ScheduledPipelinedEngine
         self._engine = make(build_scheduler(config), executor, _Silent(), check_share=0.0)
         self._engine.lengths = {}
+        self._rotary = model.rotary
         self._steps = steps
         self._choices = {cell: _choice(cell, config) for cell in cells}
         if steps is not None:
@@ -175,7 +176,8 @@ class OursContender:
         metrics = self._engine.metrics
         captured = captured_s(self._steps.capture_s) if self._steps else {}
         reasons = [choice.reason for choice in self._choices.values()]
-        return {"idle_ratio": metrics.device_idle_ratio, "steps": metrics.steps, "capture_s": captured, "reasons": reasons}
+        found: dict[str, Any] = {"idle_ratio": metrics.device_idle_ratio, "steps": metrics.steps, "capture_s": captured, "reasons": reasons}
+        return found | {"rotary": "library" if self._rotary is None else "with the store"}
 
     @property
     def metrics(self) -> Metrics:

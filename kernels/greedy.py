@@ -32,7 +32,7 @@ class GreedyPick:
 
     def __init__(self, rows: int, width: int, device: torch.device) -> None:
         self._parts = max(1, min(-(-width // BLOCK), MOST_PARTS))
-        self._part_width = -(-width // self._parts)
+        self._part_width = -(-width // self._parts // 16) * 16  # whole vectors
         floats = torch.zeros(3, rows, self._parts, dtype=torch.float32, device=device)
         self._tops, self._seconds, self._sums = floats[0], floats[1], floats[2]
         self._ids = torch.zeros(rows, self._parts, dtype=torch.int32, device=device)

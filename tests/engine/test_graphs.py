@@ -201,7 +201,9 @@ def test_a_warmed_run_captures_nothing_later(monkeypatch: pytest.MonkeyPatch) ->
     steps = engine.executor.steps  # type: ignore[attr-defined]
     made = []
     make = steps._maker._layout
-    monkeypatch.setattr(steps._maker, "_layout", lambda size, rows, through: made.append((size.rows, rows)) or make(size, rows, through))
+    monkeypatch.setattr(
+        steps._maker, "_layout", lambda size, rows, *more, **named: made.append((size.rows, rows)) or make(size, rows, *more, **named)
+    )
     steps.warm_run(5, 3)
     assert made == [(16, 16), (6, 3), (4, 3)]
     captured = list(steps.capture_s)

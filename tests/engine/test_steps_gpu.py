@@ -44,13 +44,16 @@ LAYOUTS = ("split", "interleaved")
 VOCABULARY = 512
 
 
-def model_of(dtype: torch.dtype, head_dim: int = 128, spread: float = 1.0, weights: torch.dtype | None = None) -> TransformersModel:
-    """`spread` scales what `random_model` draws; weights are rounded to `weights` (default `dtype`) before they become `dtype`."""
-    config = LlamaConfig(
+def llama(head_dim: int = 128) -> LlamaConfig:
+    return LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=2,
         head_dim=head_dim, max_position_embeddings=4096,
     )  # fmt: skip
-    model = random_model(config)
+
+
+def model_of(dtype: torch.dtype, head_dim: int = 128, spread: float = 1.0, weights: torch.dtype | None = None) -> TransformersModel:
+    """`spread` scales what `random_model` draws; weights are rounded to `weights` (default `dtype`) before they become `dtype`."""
+    model = random_model(llama(head_dim))
     for parameter in model.parameters():
         parameter.data.mul_(spread if parameter.ndim > 1 else 1)
     return TransformersModel(model.to(weights or dtype).to(device="cuda", dtype=dtype))
@@ -211,6 +214,28 @@ def test_deterministic_answers_are_bitwise_whatever_rides_along() -> None:
         assert run(pipelined(model, config_of("split", deterministic=True, streams=streams), **setting), asked[::-1]) == wanted
 
 
+@pytest.mark.parametrize("capture", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_answers_are_the_same_whoever_turns_queries_and_keys(layout: str, capture: bool, tmp_path: Path) -> None:
+    """SGLang's layers with random weights in fp32: our launch that turns and stores, against SGLang's rotary embedding and a store."""
+    if installed_release() is None:
+        pytest.skip("sglang is not installed")
+    from askmany.engine.model_sglang import SglangModel
+
+    random_model(llama()).save_pretrained(tmp_path)
+    model, asked = SglangModel.load(tmp_path, torch.device("cuda"), torch.float32, 4096), documents(9)
+    try:
+        assert model.rotary is not None
+        ours = run(pipelined(model, config_of(layout), capture), asked)
+        model._own_rotary = None
+        theirs = run(pipelined(model, config_of(layout), capture), asked)
+    finally:
+        model.close()
+    for key, result in theirs.items():
+        assert ours[key].answer_token_ids == result.answer_token_ids
+        assert ours[key].logprob == pytest.approx(result.logprob, abs=1e-2)
+
+
 @pytest.fixture
 def hosted(tmp_path: Path) -> Iterator[Any]:
     if installed_release() is None:
@@ -226,6 +251,7 @@ def hosted(tmp_path: Path) -> Iterator[Any]:
 def test_sglang_runs_under_the_kernels_with_graphs(hosted: Any) -> None:
     from askmany.engine.kernel_loading import load_steps
 
+    assert hosted.rotary is not None
     config = EngineConfig(device="cuda", dtype="bfloat16", kv_tokens=65536, page_size=64, max_rows=64)
     pool = KVPool(hosted.kv_shape, config.kv_pages * config.page_size, hosted.device)
     steps = load_steps(hosted, pool, config, 16384)

@@ -133,6 +133,8 @@ def _rest(capability: tuple[int, int]) -> None:
     q, k, v = _qkv(AttentionShape(28, 4, 128, 64, HALF), rows)
     rotary = Rotary(torch.empty(SLOTS, 128))
     launch_rotate_and_store(q, k[:rows], v[:rows], torch.arange(rows), rotary, k, v, torch.arange(rows), capability[0] >= 9)
+    partly = Rotary(torch.empty(SLOTS, 48), interleaved=True)
+    launch_rotate_and_store(q, k[:rows], v[:rows], torch.arange(rows), partly, k, v, torch.arange(rows), capability[0] >= 9)
     launch_store(k[:rows], v[:rows], k, v, torch.arange(rows), capability[0] >= 9)
     launch_store_ids(torch.zeros(rows, dtype=torch.int32), torch.zeros(SLOTS, dtype=torch.int32), torch.arange(rows))
     total, part = ((torch.empty(rows, 28, 128, dtype=dtype), torch.empty(rows, 28)) for dtype in (FULL, HALF))

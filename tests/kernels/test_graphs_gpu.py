@@ -10,6 +10,7 @@ from torch import Tensor
 
 from askmany.kernels.layout import MaskedBatch, MaskedItem
 from askmany.kernels.plan import Chunking
+from askmany.kernels.rotary import Rotary, rotate_and_store
 from askmany.kernels.store import store
 from askmany.kernels.stream_attention import StreamAttention
 from askmany.kernels.stream_mask import MaskTile, plan_mask, stream_mask
@@ -180,22 +181,33 @@ def test_copying_documents_early_changes_no_bit(deterministic: bool) -> None:
         assert torch.equal(found[0][1], found[1][1])
 
 
-def test_keys_that_the_step_stores_are_waited_for() -> None:
-    """A long launch, the store, attention, in a graph: own slots hold NaN until the store, and attention starts beside it."""
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_the_step_itself_writes_is_waited_for(turned: bool) -> None:
+    """A long launch, the store (with queries and keys turned), attention, in a graph: own slots and queries hold NaN until they are
+    written, and attention starts beside what writes them."""
     pool, kernel = Pool(13), attention(deterministic=False)
     places = random.Random(14).sample(range(PAGES), 100 + STREAMS)
     node, own = NodeEntry(100 * PAGE, places[:100]), places[100:]
     kernel.tables.load([node], [StreamEntry(i, 1, 1 + i % PAGE, [own[i]], (0,)) for i in range(STREAMS)])
     slots = torch.tensor([page * PAGE + i % PAGE for i, page in enumerate(own)], device="cuda")
+    positions = torch.arange(STREAMS, device="cuda")
+    rotary = Rotary(torch.rand(STREAMS, D, device="cuda"))
     kernel.plan.build()
-    big, before = torch.randn(4096, 4096, device="cuda"), [cache.clone() for cache in (pool.k, pool.v)]
+    big, product = (torch.randn(4096, 4096, device="cuda") for _ in range(2))
+    before = [x.clone() for x in (pool.k, pool.v, pool.q, pool.k_new)]
+    q, k = torch.empty_like(pool.q), torch.empty_like(pool.k_new)
 
     def step(out: Tensor, lse: Tensor) -> None:
         torch.mm(big, big, out=product)
-        store(pool.k_new, pool.v_new, pool.k, pool.v, slots)
-        kernel.run(pool.q, pool.k, pool.v, SCALE, out, lse)
+        q.copy_(pool.q)
+        k.copy_(pool.k_new)
+        if turned:
+            rotate_and_store(q, k, pool.v_new, positions, rotary, pool.k, pool.v, slots)
+        else:
+            store(k, pool.v_new, pool.k, pool.v, slots)
+        kernel.run(q, pool.k, pool.v, SCALE, out, lse)
 
-    product, out, lse = torch.empty_like(big), torch.empty_like(pool.q), torch.empty(pool.q.shape[:2], device="cuda")
+    out, lse = torch.empty_like(pool.q), torch.empty(pool.q.shape[:2], device="cuda")
     step(out, lse)
     want = out.clone()
     assert not bool(want.isnan().any())
@@ -203,8 +215,8 @@ def test_keys_that_the_step_stores_are_waited_for() -> None:
     with torch.cuda.graph(graph):
         step(out, lse)
     for _ in range(100):
-        for cache, held in zip((pool.k, pool.v), before, strict=True):
-            cache.copy_(held)
-            cache[slots] = float("nan")
+        for held, first in zip((pool.k, pool.v, pool.q, pool.k_new), before, strict=True):
+            held.copy_(first)
+        pool.k[slots] = pool.v[slots] = q[:] = float("nan")
         graph.replay()
         assert torch.equal(out, want)
