@@ -200,34 +200,36 @@ class SglangModel:
     def _left_rotary(self, expected: Tensor) -> OwnRotary | None:
         """What its layers can leave to our attention, every layer once and with the probe's logits `expected` [TOKENS, V] unchanged."""
         own = own_rotary(self._hosted, self.kv_shape, self.q_heads)
-        if own is None:
-            logger.info("model %s: SGLang turns queries and keys", self.name)
+        reason = "it has no rotary embedding of the plain kind" if own is None else self._rotary_complaint(own, expected)
+        if reason:
+            logger.info("model %s: SGLang turns queries and keys: %s", self.name, reason)
             return None
+        return own
+
+    def _rotary_complaint(self, own: OwnRotary, expected: Tensor) -> str | None:
+        """Why its layers cannot leave their rotary embedding to our attention; None if they can."""
         batch, kept = model_probe.probe_batch(self.vocabulary, 1), list[HandedBack]()
         turned = Turned(own.rotary, batch.positions.to(self.device), _Lone(), kept)
         try:
             with self._hosted.unrotated(own.module, kept):
-                logits = self._run(batch, turned).clone()
+                logits = self._run(batch, turned)
         except Exception as error:  # of strangers' layers, asked for what they may not do: SGLang then turns by itself
-            logger.info("model %s: SGLang turns queries and keys (%s)", self.name, _one_line(error))
-            return None
-        every = turned.layers == list(range(self.kv_shape.layers))
-        right = model_probe.logits_complaint(expected, logits, logits, self._hosted.dtype, False) is None
-        return own if every and right else None
+            return _one_line(error)
+        if turned.layers != list(range(self.kv_shape.layers)):
+            return f"a forward pass attends in the layers {turned.layers}"
+        return model_probe.logits_complaint(expected, logits, logits, self._hosted.dtype, False)
 
     def _leave_logits(self, expected: Tensor) -> None:
-        """Save the widening of logits, if the probe's stay what they are."""
+        """Save the widening of logits, if the probe's stay what they are to the last bit."""
         undo = self._hosted.leave_logits_in_their_dtype()
         if undo is None:
             return
         try:
-            logits = self._run(model_probe.probe_batch(self.vocabulary, 1), _Lone())
-            right = (
-                logits.shape == expected.shape and model_probe.logits_complaint(expected, logits, logits, self._hosted.dtype, False) is None
-            )
+            right = torch.equal(self._run(model_probe.probe_batch(self.vocabulary, 1), _Lone()).to(expected.dtype), expected)
         except Exception:  # of strangers' code: SGLang then widens them as ever
             right = False
         if not right:
+            logger.info("model %s: SGLang widens logits, since they would not be the same without", self.name)
             undo()
 
     def _check_logits(self) -> Tensor:

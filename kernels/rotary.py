@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from askmany.kernels.rotary_kernels import rotate_rows
-from askmany.kernels.store import check_shapes, store
+from askmany.kernels.store import check_dense, check_shapes, overlaps, store
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,7 @@ def rotate_and_store(
     if q.shape[0] == 0:
         return
     if q.is_cuda:
-        overlap = torch.cuda.get_device_capability(q.device)[0] >= 9
-        launch_rotate_and_store(q, k, v, positions, rotary, k_cache, v_cache, slots, overlap)
+        launch_rotate_and_store(q, k, v, positions, rotary, k_cache, v_cache, slots, overlaps(q.device))
         return
     q.copy_(rotate(q, positions, rotary))
     k.copy_(rotate(k, positions, rotary))
@@ -94,5 +93,4 @@ def _check(q: Tensor, k: Tensor, positions: Tensor, rotary: Rotary) -> None:
         raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and positions {tuple(positions.shape)} do not fit")
     if rotary.table.ndim != 2 or rotary.width % 2 or not 0 < rotary.width <= q.shape[2] or rotary.table.stride(1) != 1:
         raise ValueError(f"a rotary table {tuple(rotary.table.shape)} does not fit heads of {q.shape[2]} elements")
-    if q.stride(2) != 1 or (q.shape[1] > 1 and q.stride(1) != q.shape[2]):
-        raise ValueError(f"q: heads and head dim must be contiguous, strides are {q.stride()}")
+    check_dense("q", q)

@@ -23,7 +23,7 @@ def store(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor)
     if k.shape[0] == 0:
         return
     if k.is_cuda:
-        launch_store(k, v, k_cache, v_cache, slots, torch.cuda.get_device_capability(k.device)[0] >= 9)
+        launch_store(k, v, k_cache, v_cache, slots, overlaps(k.device))
     else:
         _store_torch(k, v, k_cache, v_cache, slots)
 
@@ -39,6 +39,11 @@ def store_ids(ids: Tensor, slot_ids: Tensor, slots: Tensor) -> None:
     else:
         keep = slots >= 0
         slot_ids[slots[keep].long()] = ids[keep].to(slot_ids.dtype)
+
+
+def overlaps(device: torch.device) -> bool:
+    """Whether a CUDA device has programmatic dependent launch."""
+    return torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def check_slots(slots: Tensor, slot_count: int) -> None:
@@ -86,5 +91,10 @@ def check_shapes(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: 
     if slots.shape != k.shape[:1]:
         raise ValueError(f"slots {tuple(slots.shape)} must hold one entry for each of {k.shape[0]} rows")
     for name, tensor in (("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
-        if tensor.stride(2) != 1 or (tensor.shape[1] > 1 and tensor.stride(1) != tensor.shape[2]):
-            raise ValueError(f"{name}: heads and head dim must be contiguous, strides are {tensor.stride()}")
+        check_dense(name, tensor)
+
+
+def check_dense(name: str, rows: Tensor) -> None:
+    """Raise ValueError unless a row's heads lie one behind another in `rows` [T, H, D]."""
+    if rows.stride(2) != 1 or (rows.shape[1] > 1 and rows.stride(1) != rows.shape[2]):
+        raise ValueError(f"{name}: heads and head dim must be contiguous, strides are {rows.stride()}")
