@@ -56,6 +56,18 @@ def item_end(item, heads, G: gl.constexpr, ROWS: gl.constexpr):
 
 
 @gluon.jit
+def first_row(item, i_item, heads, row_count, GROUP: gl.constexpr, G: gl.constexpr, WG: gl.constexpr):
+    """Where the group's 64 rows of the item's tile begin; past the last row if it has none. Rows that fit one group are taken in turns, so
+    that one group brings its queries while the other still sums."""
+    first = gl.load(item + 6)
+    if WG > 1:
+        rows = row_count * G * heads
+        turned = gl.where(i_item // gl.num_programs(0) % WG == GROUP, first, rows)
+        first = gl.where(first + 64 >= rows, turned, first + GROUP * 64)
+    return first
+
+
+@gluon.jit
 def copy_tile(
     desc, tiles, full, free, turn, page_ids, table, start, end, column,
     PAGE: gl.constexpr, BN: gl.constexpr, HEADS: gl.constexpr, STAGES: gl.constexpr,
@@ -142,16 +154,17 @@ def softmax(b_s, b_m, b_l, scale):
 
 @gluon.jit
 def put_partials(
-    item, b_acc, b_m, b_l, part_o, part_lse,
-    GROUP: gl.constexpr, G: gl.constexpr, D: gl.constexpr, HKV: gl.constexpr, HB: gl.constexpr,
+    item, i_item, b_acc, b_m, b_l, part_o, part_lse,
+    GROUP: gl.constexpr, G: gl.constexpr, D: gl.constexpr, HKV: gl.constexpr, HB: gl.constexpr, WG: gl.constexpr,
     S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Normalise and store the rows of one group. Reads the item again: its fields would cost registers all through the loop."""
     heads = item_heads(item, HB, SINGLE)
-    o_row = gl.load(item + 6) + GROUP * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, S_LAYOUT))
+    row_count = gl.load(item + 5)
+    o_row = first_row(item, i_item, heads, row_count, GROUP, G, WG) + gl.arange(0, 64, layout=gl.SliceLayout(1, S_LAYOUT))
     o_i = o_row // (G * heads)
     b_mine = o_row // G % heads
-    m_part = (o_i < gl.load(item + 5)) & (gl.load(item + 7) + b_mine < HKV)
+    m_part = (o_i < row_count) & (gl.load(item + 7) + b_mine < HKV)
     o_part = gl.load(item + 8).to(gl.int64) + b_mine.to(gl.int64) * gl.load(item + 9) + o_i * G + o_row % G  # [64]
     b_sum = gl.where(b_l > 0, b_l, 1.0)  # 0: the row saw no key
     gl.store(part_lse + o_part, gl.where(b_l > 0, (b_m + gl.log2(b_sum)) * LN2, float("-inf")), mask=m_part)
@@ -264,14 +277,14 @@ def consume(
         item = items + i_item * FIELDS
         heads = item_heads(item, HB, SINGLE)
         begin, end, stop, row_count = item_end(item, heads, G, ROWS)
-        first = gl.load(item + 6) + GROUP * 64
+        first = first_row(item, i_item, heads, row_count, GROUP, G, ROWS // 64)
         if first < row_count * G * heads:
             load_queries(item, q, q_tiles.index(GROUP), row_list, first, heads, row_count, sq_t, sq_h, G, D, HKV)
             b_acc, b_m, b_l, turn = attend_tiles(
                 item, q_tiles.index(GROUP), k_tiles, v_tiles, k_full, k_free, v_full, v_free, turn, begin, end, stop, first, heads, scale,
                 G, D, BN, STAGES, S_LAYOUT, O_LAYOUT,
             )  # fmt: skip
-            put_partials(item, b_acc, b_m, b_l, part_o, part_lse, GROUP, G, D, HKV, HB, S_LAYOUT, O_LAYOUT)
+            put_partials(item, i_item, b_acc, b_m, b_l, part_o, part_lse, GROUP, G, D, HKV, HB, ROWS // 64, S_LAYOUT, O_LAYOUT)
         else:
             turn = skip_tiles(k_full, k_free, v_full, v_free, turn, begin, end, BN // heads, STAGES)
 

@@ -77,9 +77,9 @@ def documents(seed: int, count: int = 3, questions: int = 12) -> list[Document]:
     return [Document(f"d{d}", (instruction, ids(200, 1500)), asked()) for d in range(count)]
 
 
-def first_tokens(asked: list[Document]) -> list[Document]:
-    """The same documents, asked for one token an answer."""
-    return [replace(d, questions=tuple(replace(q, sampling=Sampling(1)) for q in d.questions)) for d in asked]
+def first_tokens(asked: list[Document], tokens: int = 1) -> list[Document]:
+    """The same documents, asked for so many tokens an answer."""
+    return [replace(d, questions=tuple(replace(q, sampling=Sampling(tokens)) for q in d.questions)) for d in asked]
 
 
 def run(engine: Any, asked: list[Document]) -> dict[Key, StreamResult]:
@@ -189,7 +189,7 @@ def test_bf16_documents_through_another_librarys_prefill(layout: str, head_dim: 
 
 @dataclass(frozen=True)
 class Moved:
-    """How far log-probabilities of first tokens lie from exact ones, and the largest exact margin among tokens that differ."""
+    """How far log-probabilities of answers lie from exact ones, and the largest exact margin among answers that differ."""
 
     mean: float
     most: float
@@ -217,23 +217,28 @@ def test_deterministic_answers_are_bitwise_whatever_rides_along() -> None:
 @pytest.mark.parametrize("capture", [False, True], ids=["eager", "graphs"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_answers_are_the_same_whoever_turns_queries_and_keys(layout: str, capture: bool, tmp_path: Path) -> None:
-    """SGLang's layers with random weights in fp32: our launch that turns and stores, against SGLang's rotary embedding and a store."""
+    """SGLang's layers in bf16 (its norms know no other dtype): with our launch that turns and stores, two tokens an answer lie as near to
+    those of the same weights in fp32 as with SGLang's rotary embedding and a store."""
     if installed_release() is None:
         pytest.skip("sglang is not installed")
     from askmany.engine.model_sglang import SglangModel
 
-    random_model(llama()).save_pretrained(tmp_path)
-    model, asked = SglangModel.load(tmp_path, torch.device("cuda"), torch.float32, 4096), documents(9)
+    config, asked = config_of(layout), first_tokens(documents(9), tokens=2)
+    exact = run(poisoned_engine(model_of(torch.float32, spread=0.5, weights=torch.bfloat16), config), asked)
+    model_of(torch.bfloat16, spread=0.5)._model.save_pretrained(tmp_path)
+    model = SglangModel.load(tmp_path, torch.device("cuda"), torch.bfloat16, 4096)
     try:
         assert model.rotary is not None
-        ours = run(pipelined(model, config_of(layout), capture), asked)
+        ours = Moved.between(exact, run(pipelined(model, config, capture), asked))
         model._own_rotary = None
-        theirs = run(pipelined(model, config_of(layout), capture), asked)
+        theirs = Moved.between(exact, run(pipelined(model, config, capture), asked))
     finally:
         model.close()
-    for key, result in theirs.items():
-        assert ours[key].answer_token_ids == result.answer_token_ids
-        assert ours[key].logprob == pytest.approx(result.logprob, abs=1e-2)
+    print(f"ours: {ours}, SGLang's: {theirs}")
+    assert theirs.most < 0.2
+    assert ours.mean <= 1.5 * theirs.mean
+    assert ours.most <= 2 * theirs.most
+    assert ours.parted_margin <= 2 * theirs.most
 
 
 @pytest.fixture
