@@ -29,7 +29,6 @@ from askmany.kernels import plan_kernels
 
 FIELDS = gl.constexpr(plan_kernels.FIELDS.value)
 SINGLE = gl.constexpr(plan_kernels.SINGLE.value)
-UNBOUNDED = gl.constexpr(plan_kernels.UNBOUNDED.value)
 LN2 = gl.constexpr(0.6931471805599453)
 
 
@@ -98,17 +97,20 @@ def produce(
         item = items + i_item * FIELDS
         heads = item_heads(item, HB, SINGLE)
         begin, end, _, _ = item_end(item, heads, G, ROWS)
-        if EARLY and gl.load(item + 10) != UNBOUNDED:
-            gdc_wait()  # a stream's own keys: the last of them are of this very step
+        settled = gl.load(item + 10)  # from here on a stream's own keys are of this very step; never where nodes are read
         table = gl.load(item + 1)
         column = gl.load(item + 7) * D
         if heads == 1:
             for start in range(begin, end, BN):
+                if EARLY and start + BN > settled:
+                    gdc_wait()
                 copy_tile(k_desc, k_tiles, k_full, k_free, turn, page_ids, table, start, end, column, PAGE, BN, 1, STAGES)
                 copy_tile(v_desc, v_tiles, v_full, v_free, turn, page_ids, table, start, end, column, PAGE, BN, 1, STAGES)
                 turn += 1
         else:
             for start in range(begin, end, BN // HB):
+                if EARLY and start + BN // HB > settled:
+                    gdc_wait()
                 copy_tile(k1_desc, k_tiles, k_full, k_free, turn, page_ids, table, start, end, column, PAGE, BN, HB, STAGES)
                 copy_tile(v1_desc, v_tiles, v_full, v_free, turn, page_ids, table, start, end, column, PAGE, BN, HB, STAGES)
                 turn += 1
@@ -296,7 +298,8 @@ def attend_work_hopper(
     STAGES: gl.constexpr, WG: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Persistent: program p takes items p, p + programs, ... ; `scale` includes log2(e). Launch with 4 warps (the first consumer).
-    EARLY: the keys of prefix nodes were stored before the step, and are copied while the launch before this one still runs."""
+    EARLY: keys of prefix nodes, and a stream's own before its newest, were stored before the step, and are copied while the launch before
+    this one still runs."""
     ROWS: gl.constexpr = 64 * WG
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     q_tiles = gl.allocate_shared_memory(q.dtype.element_ty, [WG, 64, D], layout)

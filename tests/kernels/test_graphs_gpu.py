@@ -186,10 +186,12 @@ def test_what_the_step_itself_writes_is_waited_for(turned: bool) -> None:
     """A long launch, the store (with queries and keys turned), attention, in a graph: own slots and queries hold NaN until they are
     written, and attention starts beside what writes them."""
     pool, kernel = Pool(13), attention(deterministic=False)
-    places = random.Random(14).sample(range(PAGES), 100 + STREAMS)
-    node, own = NodeEntry(100 * PAGE, places[:100]), places[100:]
-    kernel.tables.load([node], [StreamEntry(i, 1, 1 + i % PAGE, [own[i]], (0,)) for i in range(STREAMS)])
-    slots = torch.tensor([page * PAGE + i % PAGE for i, page in enumerate(own)], device="cuda")
+    places = random.Random(14).sample(range(PAGES), 100 + 8 * STREAMS)
+    node, own = NodeEntry(100 * PAGE, places[:100]), [places[100 + 8 * i :][:8] for i in range(STREAMS)]
+    lengths = [1 + i * 11 % (8 * PAGE) for i in range(STREAMS)]  # the newest key lies anywhere in a tile, behind none and behind many
+    kernel.tables.load([node], [StreamEntry(i, 1, length, own[i], (0,)) for i, length in enumerate(lengths)])
+    newest = [(own[i][(length - 1) // PAGE], (length - 1) % PAGE) for i, length in enumerate(lengths)]
+    slots = torch.tensor([page * PAGE + place for page, place in newest], device="cuda")
     positions = torch.arange(STREAMS, device="cuda")
     rotary = Rotary(torch.rand(STREAMS, D, device="cuda"))
     kernel.plan.build()
