@@ -39,28 +39,42 @@ def page_descriptor(cache: Tensor, block: list[int]) -> TensorDescriptor:
 
 
 @gluon.jit
-def item_heads(item, HB: gl.constexpr, SINGLE: gl.constexpr):
-    """KV heads side by side in the item's tiles."""
-    return gl.where(gl.load(item) == SINGLE, HB, 1)
+def log2_heads(item, HB: gl.constexpr, SINGLE: gl.constexpr):
+    """The base-2 logarithm of the KV heads side by side in the item's tiles. Rows and keys are split by shifts with it: a division by a
+    number that the compiler does not know takes some twenty instructions, in each thread for each row or key."""
+    return gl.where(gl.load(item) == SINGLE, exponent(HB), 0)
+
+
+@gluon.constexpr_function
+def exponent(power: int) -> int:
+    """Of a power of two."""
+    return power.bit_length() - 1
 
 
 @gluon.jit
-def item_end(item, heads, G: gl.constexpr, ROWS: gl.constexpr):
+def split_row(o_row, log_heads, G: gl.constexpr):
+    """The item's token, KV head and query head of the group that row `o_row` of its tile stands for."""
+    o_pair = o_row // G
+    return o_pair >> log_heads, o_pair & ((1 << log_heads) - 1), o_row - o_pair * G
+
+
+@gluon.jit
+def item_end(item, log_heads, G: gl.constexpr, ROWS: gl.constexpr):
     """The keys [begin, end) that some row of the item's tile sees, where stored keys stop, and the item's number of rows."""
     begin = gl.load(item + 2)
     stop = gl.load(item + 3)
     row_count = gl.load(item + 5)
-    last = gl.minimum((gl.load(item + 6) + ROWS - 1) // (G * heads), row_count - 1)
+    last = gl.minimum((gl.load(item + 6) + ROWS - 1) // G >> log_heads, row_count - 1)
     return begin, gl.maximum(gl.minimum(stop, gl.load(item + 10) + last + 1), begin), stop, row_count
 
 
 @gluon.jit
-def first_row(item, i_item, heads, row_count, GROUP: gl.constexpr, G: gl.constexpr, WG: gl.constexpr):
+def first_row(item, i_item, log_heads, row_count, GROUP: gl.constexpr, G: gl.constexpr, WG: gl.constexpr):
     """Where the group's 64 rows of the item's tile begin; past the last row if it has none. Rows that fit one group are taken in turns, so
     that one group brings its queries while the other still sums."""
     first = gl.load(item + 6)
     if WG > 1:
-        rows = row_count * G * heads
+        rows = row_count * G << log_heads
         turned = gl.where(i_item // gl.num_programs(0) % WG == GROUP, first, rows)
         first = gl.where(first + 64 >= rows, turned, first + GROUP * 64)
     return first
@@ -95,12 +109,12 @@ def produce(
     turn = 0
     for i_item in range(gl.program_id(0), gl.load(item_count), gl.num_programs(0)):
         item = items + i_item * FIELDS
-        heads = item_heads(item, HB, SINGLE)
-        begin, end, _, _ = item_end(item, heads, G, ROWS)
+        log_heads = log2_heads(item, HB, SINGLE)
+        begin, end, _, _ = item_end(item, log_heads, G, ROWS)
         settled = gl.load(item + 10)  # from here on a stream's own keys are of this very step; never where nodes are read
         table = gl.load(item + 1)
         column = gl.load(item + 7) * D
-        if heads == 1:
+        if log_heads == 0:
             for start in range(begin, end, BN):
                 if EARLY and start + BN > settled:
                     gdc_wait()
@@ -119,12 +133,13 @@ def produce(
 
 
 @gluon.jit
-def hide(b_s, start, least, b_limit, b_mine, tokens, BN: gl.constexpr, S_LAYOUT: gl.constexpr):
-    """Scores [64, BN] with -inf where a row may not see the key; most tiles of a document are seen whole."""
+def hide(b_s, start, least, b_limit, b_own, tokens, BN: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """Scores [64, BN] with -inf where a row may not see the key; most tiles of a document are seen whole. A row's own head has `tokens` keys
+    from `b_own` on, of which it sees those before `b_limit`."""
     if start + tokens > least:
         o_key = gl.arange(0, BN, layout=gl.SliceLayout(0, S_LAYOUT))
-        o_token = start + (o_key & (tokens - 1))  # a power of two
-        m_seen = (o_token[None, :] < b_limit[:, None]) & ((o_key // tokens)[None, :] == b_mine[:, None])
+        b_seen = gl.maximum(gl.minimum(b_limit - start, tokens), 0).to(gl.uint32)  # [64]
+        m_seen = (o_key[None, :] - b_own[:, None]).to(gl.uint32) < b_seen[:, None]  # keys before `b_own` wrap around
         b_s = gl.where(m_seen, b_s, float("-inf"))
     return b_s
 
@@ -161,13 +176,12 @@ def put_partials(
     S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Normalise and store the rows of one group. Reads the item again: its fields would cost registers all through the loop."""
-    heads = item_heads(item, HB, SINGLE)
+    log_heads = log2_heads(item, HB, SINGLE)
     row_count = gl.load(item + 5)
-    o_row = first_row(item, i_item, heads, row_count, GROUP, G, WG) + gl.arange(0, 64, layout=gl.SliceLayout(1, S_LAYOUT))
-    o_i = o_row // (G * heads)
-    b_mine = o_row // G % heads
+    o_row = first_row(item, i_item, log_heads, row_count, GROUP, G, WG) + gl.arange(0, 64, layout=gl.SliceLayout(1, S_LAYOUT))
+    o_i, b_mine, o_g = split_row(o_row, log_heads, G)
     m_part = (o_i < row_count) & (gl.load(item + 7) + b_mine < HKV)
-    o_part = gl.load(item + 8).to(gl.int64) + b_mine.to(gl.int64) * gl.load(item + 9) + o_i * G + o_row % G  # [64]
+    o_part = gl.load(item + 8).to(gl.int64) + b_mine.to(gl.int64) * gl.load(item + 9) + o_i * G + o_g  # [64]
     b_sum = gl.where(b_l > 0, b_l, 1.0)  # 0: the row saw no key
     gl.store(part_lse + o_part, gl.where(b_l > 0, (b_m + gl.log2(b_sum)) * LN2, float("-inf")), mask=m_part)
     b_o = b_acc * gl.convert_layout(1.0 / b_sum, gl.SliceLayout(1, O_LAYOUT))[:, None]
@@ -179,36 +193,37 @@ def put_partials(
 
 @gluon.jit
 def load_queries(
-    item, q, q_tile, row_list, first, heads, row_count, sq_t, sq_h,
+    item, q, q_tile, row_list, first, log_heads, row_count, sq_t, sq_h,
     G: gl.constexpr, D: gl.constexpr, HKV: gl.constexpr,
 ):  # fmt: skip
-    """Bring the group's 64 queries to shared memory: row (i * heads + hb) * G + g is query head g of the item's KV head hb, row i."""
+    """Bring the group's 64 queries to shared memory: row (i * heads + hb) * G + g is query head g of the item's KV head hb, row i. Rows past
+    the last repeat it, since loads under a mask wait for one another; what comes of them is not stored."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D if D < 256 else 1, D // 8 if D < 256 else 32], [4, 1], [1, 0])
     o_r = first + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
     o_d = gl.arange(0, D, layout=gl.SliceLayout(0, layout))
-    b_head = gl.load(item + 7) + o_r // G % heads
-    m_r = (o_r // (G * heads) < row_count) & (b_head < HKV)
-    b_row = gl.load(row_list + gl.load(item + 4) + o_r // (G * heads), mask=m_r, other=0).to(gl.int64)  # [64]
+    o_i, b_mine, o_g = split_row(o_r, log_heads, G)
+    b_head = gl.minimum(gl.load(item + 7) + b_mine, HKV - 1)
+    b_row = gl.load(row_list + gl.load(item + 4) + gl.minimum(o_i, row_count - 1)).to(gl.int64)  # [64]
     gdc_wait()  # the queries, and the partials that the merge before reads; at once where it was waited for
-    b_at = b_row * sq_t + (b_head * G + o_r % G) * sq_h
-    q_tile.store(gl.load(q + b_at[:, None] + o_d[None, :], mask=m_r[:, None], other=0.0))  # [64, D]
+    b_at = b_row * sq_t + (b_head * G + o_g) * sq_h
+    q_tile.store(gl.load(q + b_at[:, None] + o_d[None, :]))  # [64, D]
     fence_async_shared()
     gl.thread_barrier()
 
 
 @gluon.jit
 def attend_tiles(
-    item, q_tile, k_tiles, v_tiles, k_full, k_free, v_full, v_free, turn, begin, end, stop, first, heads, scale,
+    item, q_tile, k_tiles, v_tiles, k_full, k_free, v_full, v_free, turn, begin, end, stop, first, log_heads, scale,
     G: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """The group's output [64, D], not yet normalised, maximum and sum [64] over the item's keys. `turn` counts tiles since the start."""
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     causal = gl.load(item + 10)
-    tokens = BN // heads  # a tile
-    o_row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, S_LAYOUT))
-    b_mine = o_row // G % heads
-    b_limit = gl.minimum(stop, causal + o_row // (G * heads) + 1)  # [64]
-    least = gl.where(heads == 1, gl.minimum(stop, causal + first // G + 1), begin)
+    tokens = BN >> log_heads  # a tile
+    o_i, b_mine, _ = split_row(first + gl.arange(0, 64, layout=gl.SliceLayout(1, S_LAYOUT)), log_heads, G)
+    b_own = b_mine * tokens  # [64]
+    b_limit = gl.minimum(stop, causal + o_i + 1)  # [64]
+    least = gl.where(log_heads == 0, gl.minimum(stop, causal + first // G + 1), begin)
     b_m = gl.full([64], float("-inf"), gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
     b_l = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
     b_acc = gl.zeros([64, D], gl.float32, layout=O_LAYOUT)
@@ -220,7 +235,7 @@ def attend_tiles(
         b_s = warpgroup_mma(q_tile, k_tiles.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
         b_s = warpgroup_mma_wait(0, deps=[b_s])
         mbarrier.arrive(k_free.index(stage), count=1)
-        b_s = hide(b_s, begin, least, b_limit, b_mine, tokens, BN, S_LAYOUT)
+        b_s = hide(b_s, begin, least, b_limit, b_own, tokens, BN, S_LAYOUT)
         b_m, b_alpha, b_p, b_l = softmax(b_s, b_m, b_l, scale)
         b_w = gl.convert_layout(b_p.to(q_tile.dtype), P_LAYOUT)
         for start in range(begin + tokens, end, tokens):
@@ -235,14 +250,14 @@ def attend_tiles(
             o_going = warpgroup_mma(b_w, v_tiles.index(old_stage), b_acc, is_async=True)
             b_s = warpgroup_mma_wait(1, deps=[s_going])
             mbarrier.arrive(k_free.index(stage), count=1)
-            b_s = hide(b_s, start, least, b_limit, b_mine, tokens, BN, S_LAYOUT)
+            b_s = hide(b_s, start, least, b_limit, b_own, tokens, BN, S_LAYOUT)
             b_m, b_alpha, b_p, b_l = softmax(b_s, b_m, b_l, scale)
             b_acc = warpgroup_mma_wait(0, deps=[o_going])
             mbarrier.arrive(v_free.index(old_stage), count=1)
             b_acc = b_acc * gl.convert_layout(b_alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
             b_w = gl.convert_layout(b_p.to(q_tile.dtype), P_LAYOUT)
         mbarrier.wait(v_full.index(stage), phase)
-        valid = stop - (end - 1 - (end - 1 - begin) % tokens)  # stored tokens of the last tile
+        valid = stop - (end - 1 - ((end - 1 - begin) & (tokens - 1)))  # stored tokens of the last tile
         if valid < tokens:
             clear_tail(v_tiles.index(stage), valid, tokens, BN, D)
         o_going = warpgroup_mma(b_w, v_tiles.index(stage), b_acc, is_async=True)
@@ -277,18 +292,18 @@ def consume(
     turn = 0
     for i_item in range(gl.program_id(0), gl.load(item_count), gl.num_programs(0)):
         item = items + i_item * FIELDS
-        heads = item_heads(item, HB, SINGLE)
-        begin, end, stop, row_count = item_end(item, heads, G, ROWS)
-        first = first_row(item, i_item, heads, row_count, GROUP, G, ROWS // 64)
-        if first < row_count * G * heads:
-            load_queries(item, q, q_tiles.index(GROUP), row_list, first, heads, row_count, sq_t, sq_h, G, D, HKV)
+        log_heads = log2_heads(item, HB, SINGLE)
+        begin, end, stop, row_count = item_end(item, log_heads, G, ROWS)
+        first = first_row(item, i_item, log_heads, row_count, GROUP, G, ROWS // 64)
+        if first < row_count * G << log_heads:
+            load_queries(item, q, q_tiles.index(GROUP), row_list, first, log_heads, row_count, sq_t, sq_h, G, D, HKV)
             b_acc, b_m, b_l, turn = attend_tiles(
-                item, q_tiles.index(GROUP), k_tiles, v_tiles, k_full, k_free, v_full, v_free, turn, begin, end, stop, first, heads, scale,
+                item, q_tiles.index(GROUP), k_tiles, v_tiles, k_full, k_free, v_full, v_free, turn, begin, end, stop, first, log_heads, scale,
                 G, D, BN, STAGES, S_LAYOUT, O_LAYOUT,
             )  # fmt: skip
             put_partials(item, i_item, b_acc, b_m, b_l, part_o, part_lse, GROUP, G, D, HKV, HB, ROWS // 64, S_LAYOUT, O_LAYOUT)
         else:
-            turn = skip_tiles(k_full, k_free, v_full, v_free, turn, begin, end, BN // heads, STAGES)
+            turn = skip_tiles(k_full, k_free, v_full, v_free, turn, begin, end, BN >> log_heads, STAGES)
 
 
 @gluon.jit
