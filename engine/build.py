@@ -58,5 +58,5 @@ def build_engine(
     )
     engine.choice = chosen(config, resolved, expected)
     if expected and engine.choice and executor.steps:
-        executor.steps.warm_run(engine.choice.rows, min(engine.choice.streams, expected.questions))
+        executor.steps.warm_run(engine.choice.rows, min(engine.choice.streams, expected.questions), expected.document_tokens)
     return engine

@@ -111,10 +111,10 @@ class GroupSteps:
         assert self._last is not None
         return int(self._last.wait()[self._last.streams.index(stream)].token_id)
 
-    def warm(self, row_counts: Iterable[int], tail_rows: Iterable[int] = ()) -> None:
+    def warm(self, row_counts: Iterable[int], tail_rows: Iterable[int] = (), document_tokens: int | None = None) -> None:
         """Nothing can be captured before there is a document."""
 
-    def warm_run(self, rows: int, document_rows: int) -> None:
+    def warm_run(self, rows: int, document_rows: int, document_tokens: int | None = None) -> None:
         """As `warm`."""
 
     def check(self) -> None:

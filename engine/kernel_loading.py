@@ -6,6 +6,7 @@ Imports Triton: to be imported where there is a GPU, or an interpreter.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 
@@ -19,7 +20,7 @@ from askmany.engine.space_makers import KernelSetting, MaskedMaker, SplitMaker, 
 from askmany.engine.workspaces import WorkRules, workspace_bytes
 from askmany.kernels.plan import Chunking
 from askmany.kernels.threshold import tuned_threshold
-from askmany.kernels.tiles import AttentionShape
+from askmany.kernels.tiles import AttentionShape, Tiles
 from askmany.kernels.tune import tuned_tiles
 from askmany.kernels.vendor_prefill import best_prefill
 
@@ -40,12 +41,16 @@ def load_steps(model: RowModel, pool: KVPool, config: EngineConfig, context_toke
     setting = KernelSetting(
         model, pool, config.page_size, config.limits, context_tokens,
         chunking=_chunking(shape, config, pool), chunk_pass=ChunkPass(vendor[1]) if vendor else None,
-        tiles=(lambda shape, rows: tuned_tiles(shape, rows, 1, pool.device)) if _unmeasured(pool.device) else None,
+        tiles=_timed_tiles(pool.device) if _unmeasured(pool.device) else None,
     )  # fmt: skip
     logger.info("document chunks of %s are prefilled by %s", model.name, vendor[0] if vendor else "the project's kernels")
     capturer = CudaCapturer(pool.device, model.capture_scope) if pool.device.type == "cuda" else None
     maker = SplitMaker(setting) if config.layout == "split" else MaskedMaker(setting)
     return KernelSteps(model, pool, maker, context_tokens, capturer)
+
+
+def _timed_tiles(device: torch.device) -> Callable[[AttentionShape, int, int | None], Tiles]:
+    return lambda shape, rows, tokens: tuned_tiles(shape, rows, 1, device, node_tokens=tokens)
 
 
 def _unmeasured(device: torch.device) -> bool:

@@ -149,24 +149,25 @@ class KernelSteps:
         assert self._last is not None
         return int(self._last.wait()[self._places[stream.stream_id]].token_id)
 
-    def warm(self, row_counts: Iterable[int], tail_rows: Iterable[int] = ()) -> None:
-        """Capture what decode steps of so many rows need, and steps with so many rows of question tails."""
+    def warm(self, row_counts: Iterable[int], tail_rows: Iterable[int] = (), document_tokens: int | None = None) -> None:
+        """Capture what decode steps of so many rows at a document of about `document_tokens` tokens need, and steps with so many rows of
+        question tails."""
         if self._graphs:
-            decoding = [self._maker.sample(rows, rows, rows) for rows in row_counts]
-            asking = [self._maker.sample(rows, 1, rows) for rows in tail_rows]
+            decoding = [self._maker.sample(rows, rows, rows, document_tokens) for rows in row_counts]
+            asking = [self._maker.sample(rows, 1, rows, document_tokens) for rows in tail_rows]
             with torch.inference_mode():
                 self._graphs.warm([*decoding, *asking])
 
-    def warm_run(self, rows: int, document_rows: int) -> None:
-        """Capture what a run comes by whose steps have up to `rows` streams, up to `document_rows` of them at one document: decode steps
-        of every size, since streams end one by one, and steps that bring in the next questions."""
+    def warm_run(self, rows: int, document_rows: int, document_tokens: int | None = None) -> None:
+        """Capture what a run comes by whose steps have up to `rows` streams, up to `document_rows` of them at one document (of about
+        `document_tokens` tokens): decode steps of every size, since streams end one by one, and steps that bring in the next questions."""
         if self._graphs:
             counts = [bucket.rows for bucket in self._maker.buckets if bucket.decode]
             decoding = [count for count in counts if count <= min((c for c in counts if c >= rows), default=rows)]
             mixed = [bucket.rows for bucket in self._maker.buckets if not bucket.decode]
             with torch.inference_mode():
-                steps = [self._maker.sample(count, count, min(count, document_rows)) for count in decoding]
-                self._graphs.warm([*steps, *(self._maker.sample(count, 1, count) for count in mixed)])
+                steps = [self._maker.sample(count, count, min(count, document_rows), document_tokens) for count in decoding]
+                self._graphs.warm([*steps, *(self._maker.sample(count, 1, count, document_tokens) for count in mixed)])
 
     def check(self) -> None:
         """Wait for the device; RuntimeError if a step did not fit its work list."""

@@ -19,7 +19,7 @@ from askmany.engine.graphs import Bucket, request_buckets
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.masked_space import MaskedLayout, MaskedSize
 from askmany.engine.model import RowModel
-from askmany.engine.paged import MaskedStep, PagedRows, PagedRun, PagedStep, masked_step, paged_step
+from askmany.engine.paged import MaskedStep, PagedNode, PagedRows, PagedRun, PagedStep, masked_step, paged_step
 from askmany.engine.space import StepSpace
 from askmany.engine.split_space import SplitLayout, SplitSize
 from askmany.engine.step import StepPlan
@@ -38,7 +38,7 @@ CAPTURED_CHUNK_ROWS = 512  # rows of prefix chunks in a graph at most; beyond, a
 class KernelSetting:
     """What spaces are made for: the model over its pool, limits, and how attention is cut. `chunk_pass`: prefill of another library;
     `nodes`: prefix nodes in one step at most (default: as the limits make possible); `tiles`: the kernel's tiles for a decode step whose
-    nodes are read by so many rows."""
+    nodes are read by so many rows and of about so many tokens, if known."""
 
     model: RowModel
     pool: KVPool
@@ -48,7 +48,7 @@ class KernelSetting:
     chunking: Chunking = field(default_factory=Chunking)
     chunk_pass: ChunkPass | None = None
     nodes: int | None = None
-    tiles: Callable[[AttentionShape, int], Tiles] | None = None
+    tiles: Callable[[AttentionShape, int, int | None], Tiles] | None = None
 
     @property
     def shape(self) -> AttentionShape:
@@ -72,9 +72,9 @@ class SpaceMaker(Protocol):
         """A step without rows."""
         ...
 
-    def sample(self, rows: int, wanted: int, document_rows: int) -> PagedRows:
-        """What a step of `rows` rows, `wanted` of which ask for logits and `document_rows` read one document, looks like, as far as
-        choosing and making a bucket goes."""
+    def sample(self, rows: int, wanted: int, document_rows: int, document_tokens: int | None = None) -> PagedRows:
+        """What a step of `rows` rows, `wanted` of which ask for logits and `document_rows` read one document (of `document_tokens` tokens,
+        if known), looks like, as far as choosing and making a bucket goes."""
         ...
 
     def read(self, plan: StepPlan) -> Any:
@@ -112,10 +112,11 @@ class SplitMaker:
         """Decode steps, and steps with question tails or small chunks, by rows."""
         return split_buckets(self._setting.limits)
 
-    def sample(self, rows: int, wanted: int, document_rows: int) -> PagedStep:
+    def sample(self, rows: int, wanted: int, document_rows: int, document_tokens: int | None = None) -> PagedStep:
         """See `SpaceMaker`."""
         runs = [PagedRun(0, document_rows, document_rows, [], (0,))]
-        return PagedStep(token_ids=[0] * rows, wanted=list(range(wanted)), runs=runs)
+        nodes = [PagedNode(document_tokens, [])] if document_tokens else []
+        return PagedStep(token_ids=[0] * rows, wanted=list(range(wanted)), nodes=nodes, runs=runs)
 
     def read(self, plan: StepPlan) -> PagedStep:
         return paged_step(plan, self._setting.page_size)
@@ -131,26 +132,26 @@ class SplitMaker:
         """Nothing: slots of this layout have no marks."""
 
     def space(self, bucket: Bucket, step: PagedStep, drawn: Tensor) -> StepSpace:
-        layout = self._layout(self._size(bucket), node_rows(step), None, settled_nodes=bucket.decode)
+        layout = self._layout(self._size(bucket), node_use(step), None, settled_nodes=bucket.decode)
         return StepSpace(self._setting.model, self._setting.pool, layout, bucket.rows, bucket.wanted, drawn, bucket.decode)
 
     def eager_space(self, drawn: Tensor) -> StepSpace:
         size = self._eager_size()
-        layout = self._layout(size, None, self._setting.chunk_pass)
+        layout = self._layout(size, NodeUse(), self._setting.chunk_pass)
         return StepSpace(self._setting.model, self._setting.pool, layout, size.rows, self.most_wanted, drawn)
 
-    def _layout(self, size: SplitSize, rows_of_node: int | None, chunk_pass: ChunkPass | None, settled_nodes: bool = False) -> SplitLayout:
-        setting, tiles = self._setting, self._tiles(size, rows_of_node)
+    def _layout(self, size: SplitSize, use: NodeUse, chunk_pass: ChunkPass | None, settled_nodes: bool = False) -> SplitLayout:
+        setting, tiles = self._setting, self._tiles(size, use)
         return SplitLayout(
-            setting.shape, size, setting.pool.device, chunking=setting.chunking, tiles=tiles, node_rows=rows_of_node,
+            setting.shape, size, setting.pool.device, chunking=setting.chunking, tiles=tiles,
             capacity=self._rules.capacity(size, tiles), chunk_pass=chunk_pass, partials=self._workspace(), settled_nodes=settled_nodes,
         )  # fmt: skip
 
-    def _tiles(self, size: SplitSize, rows_of_node: int | None) -> Tiles:
-        rows, tuned = rows_of_node or size.rows, self._setting.tiles
+    def _tiles(self, size: SplitSize, use: NodeUse) -> Tiles:
+        rows, tuned = use.rows or size.rows, self._setting.tiles
         if tuned is not None and size.rows_per_run == 1 and not self._rules.chunking.deterministic:
-            return tuned(self._setting.shape, _power_of_two(rows))
-        return self._rules.tiles(rows, size.rows_per_run)[0]
+            return tuned(self._setting.shape, _power_of_two(rows), use.tokens)
+        return self._rules.tiles(rows, size.rows_per_run, use.tokens)[0]
 
     def _workspace(self) -> Partials:
         """Of all spaces together: their steps follow one another on one stream."""
@@ -187,7 +188,7 @@ class MaskedMaker:
         streams = self._setting.limits.streams
         return [Bucket(count * streams, count * streams, True, count) for count in request_buckets(self._setting.limits.requests)]
 
-    def sample(self, rows: int, wanted: int, document_rows: int) -> MaskedStep:
+    def sample(self, rows: int, wanted: int, document_rows: int, document_tokens: int | None = None) -> MaskedStep:
         """Full requests, whichever document they read."""
         return MaskedStep(token_ids=[0] * rows, wanted=list(range(wanted)))
 
@@ -241,10 +242,21 @@ def _power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def node_rows(step: PagedStep) -> int | None:
-    """The rows that typically read one node at once; None where the step has no node."""
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """How a step typically reads a node: by `rows` rows at once, `tokens` tokens of it; None: not known."""
+
+    rows: int | None = None
+    tokens: int | None = None
+
+
+def node_use(step: PagedStep) -> NodeUse:
+    """Of the node that most rows of the step read."""
     counts: Counter[int] = Counter()
     for run in step.runs:
         if run.path:
             counts[run.path[-1]] += run.rows
-    return max(counts.values(), default=None)
+    if not counts:
+        return NodeUse()
+    node, rows = counts.most_common(1)[0]
+    return NodeUse(rows, step.nodes[node].length if node < len(step.nodes) else None)

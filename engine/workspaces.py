@@ -45,13 +45,13 @@ class WorkRules:
     max_rows: int
     gpu: Processors | None
 
-    def tiles(self, node_rows: int, rows_per_run: int) -> list[Tiles]:
-        """What a space may take whose nodes are read by `node_rows` rows, the best guess first. Deterministic mode has one tile for every
-        space: bits must not depend on a step's size."""
+    def tiles(self, node_rows: int, rows_per_run: int, node_tokens: int | None = None) -> list[Tiles]:
+        """What a space may take whose nodes are read by `node_rows` rows and of about `node_tokens` tokens, the best guess first.
+        Deterministic mode has one tile for every space: bits must not depend on a step's size."""
         capability = self.gpu.capability if self.gpu else None
         if self.chunking.deterministic:
             return candidates(self.shape, self.max_rows, 1, capability)[:1]
-        return candidates(self.shape, node_rows, rows_per_run, capability)
+        return candidates(self.shape, node_rows, rows_per_run, capability, node_tokens)
 
     def capacity(self, size: SplitSize, tiles: Tiles) -> WorkCapacity:
         """Of a space; with pinned chunks there is room for every node and run at its longest."""

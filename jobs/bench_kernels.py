@@ -46,12 +46,12 @@ Builder = Callable[[Inputs], LayerCall | None]
 
 def stream_attention(inputs: Inputs) -> LayerCall:
     """Our split layout: work list built once, as once a step."""
-    return _split_call(inputs, StreamAttention(*_shape_and_limits(inputs), inputs.q.device, settled_nodes=True), inputs.cell.private)
+    return _split_call(inputs, _stream_attention(inputs), inputs.cell.private)
 
 
 def stream_document_pass(inputs: Inputs) -> LayerCall:
     """Our document pass and merge: the same streams without private keys."""
-    return _split_call(inputs, StreamAttention(*_shape_and_limits(inputs), inputs.q.device, settled_nodes=True), 0)
+    return _split_call(inputs, _stream_attention(inputs), 0)
 
 
 def fa3_split(inputs: Inputs) -> LayerCall | None:
@@ -194,6 +194,11 @@ def main(arguments: list[str] | None = None) -> None:
 def _cell(private: int, document: int, streams: int, heads: str) -> Cell:
     q_heads, kv_heads = (int(part) for part in heads.split("/"))
     return Cell(q_heads, kv_heads, 128, document, streams, private)
+
+
+def _stream_attention(inputs: Inputs) -> StreamAttention:
+    """With what an engine tells it: how long the document of a bucket's first step is, and that it was stored by steps before."""
+    return StreamAttention(*_shape_and_limits(inputs), inputs.q.device, node_tokens=inputs.cell.document, settled_nodes=True)
 
 
 def _shape_and_limits(inputs: Inputs) -> tuple[AttentionShape, StepLimits]:

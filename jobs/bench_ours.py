@@ -252,9 +252,10 @@ def _warm(steps: KernelSteps, choices: Mapping[Cell, Choice], config: EngineConf
     come by, to start sooner."""
     for cell, choice in sorted(choices.items(), key=lambda found: found[1].rows, reverse=True):
         if cell.spread or cell.documents > 1 or choice.rows < min(config.max_rows, cell.questions):
-            steps.warm_run(min(config.max_rows, cell.documents * cell.questions), min(choice.streams, cell.questions))
+            rows = min(config.max_rows, cell.documents * cell.questions)
+            steps.warm_run(rows, min(choice.streams, cell.questions), cell.document_tokens)
         else:
-            steps.warm([choice.rows], _tail_rows(cell, config))
+            steps.warm([choice.rows], _tail_rows(cell, config), cell.document_tokens)
 
 
 def _tail_rows(cell: Cell, config: EngineConfig) -> list[int]:

@@ -134,8 +134,8 @@ def produce(
 
 @gluon.jit
 def hide(b_s, start, least, b_limit, b_own, tokens, BN: gl.constexpr, S_LAYOUT: gl.constexpr):
-    """Scores [64, BN] with -inf where a row may not see the key; most tiles of a document are seen whole. A row's own head has `tokens` keys
-    from `b_own` on, of which it sees those before `b_limit`."""
+    """Scores [64, BN] with -inf where a row may not see the key; most tiles of a document are seen whole. A row's own head has `tokens`
+    keys from `b_own` on, of which it sees those before `b_limit`."""
     if start + tokens > least:
         o_key = gl.arange(0, BN, layout=gl.SliceLayout(0, S_LAYOUT))
         b_seen = gl.maximum(gl.minimum(b_limit - start, tokens), 0).to(gl.uint32)  # [64]
@@ -196,8 +196,8 @@ def load_queries(
     item, q, q_tile, row_list, first, log_heads, row_count, sq_t, sq_h,
     G: gl.constexpr, D: gl.constexpr, HKV: gl.constexpr,
 ):  # fmt: skip
-    """Bring the group's 64 queries to shared memory: row (i * heads + hb) * G + g is query head g of the item's KV head hb, row i. Rows past
-    the last repeat it, since loads under a mask wait for one another; what comes of them is not stored."""
+    """Bring the group's 64 queries to shared memory: row (i * heads + hb) * G + g is query head g of the item's KV head hb, row i. Rows
+    past the last repeat it, since loads under a mask wait for one another; what comes of them is not stored."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D if D < 256 else 1, D // 8 if D < 256 else 32], [4, 1], [1, 0])
     o_r = first + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
     o_d = gl.arange(0, D, layout=gl.SliceLayout(0, layout))
@@ -298,8 +298,8 @@ def consume(
         if first < row_count * G << log_heads:
             load_queries(item, q, q_tiles.index(GROUP), row_list, first, log_heads, row_count, sq_t, sq_h, G, D, HKV)
             b_acc, b_m, b_l, turn = attend_tiles(
-                item, q_tiles.index(GROUP), k_tiles, v_tiles, k_full, k_free, v_full, v_free, turn, begin, end, stop, first, log_heads, scale,
-                G, D, BN, STAGES, S_LAYOUT, O_LAYOUT,
+                item, q_tiles.index(GROUP), k_tiles, v_tiles, k_full, k_free, v_full, v_free, turn, begin, end, stop, first, log_heads,
+                scale, G, D, BN, STAGES, S_LAYOUT, O_LAYOUT,
             )  # fmt: skip
             put_partials(item, i_item, b_acc, b_m, b_l, part_o, part_lse, GROUP, G, D, HKV, HB, ROWS // 64, S_LAYOUT, O_LAYOUT)
         else:

@@ -65,15 +65,19 @@ def chunk_choices(o_split, tiles, pinned):
 
 @triton.jit
 def step_cost(b_chunk, b_items, b_chunk1, b_items1, slots, b_merge, b_merge1, overhead):
-    """[C, C1] time of a step in key tiles: waves of shared items, then what single items the last wave cannot take, then the merge."""
+    """[C, C1] time of a step in key tiles: waves of shared items, then what single items the last wave cannot take, then the merge. Single
+    items that are longer than the shared ones of the last wave hold up half of what follows (measured: `tiles-h200.json`)."""
     b_waves = (b_items + slots - 1) // slots  # [C]
     b_long = (b_chunk + overhead)[:, None]  # [C, 1]
     b_short = tl.where(b_items1 > 0, b_chunk1 + overhead, 0)[None, :]  # [1, C1]
     b_before = tl.maximum(b_waves - 1, 0)[:, None] * b_long  # when the last wave of shared items starts
     b_last = tl.where(b_waves > 0, b_chunk + overhead, 0)[:, None]
-    b_rest = tl.maximum(b_items1[None, :] - (b_waves * slots - b_items)[:, None], 0)  # [C, C1]
-    b_time = b_before + tl.where(b_rest > 0, b_last + (b_rest + slots - 1) // slots * b_short, tl.maximum(b_last, b_short))
-    return b_time.to(tl.float32) + b_merge[:, None] + b_merge1[None, :]
+    b_free = b_waves * slots - b_items  # [C] programs of the last wave that have no shared item
+    b_rest = tl.maximum(b_items1[None, :] - b_free[:, None], 0)  # [C, C1]
+    b_held = tl.where((b_free > 0)[:, None], tl.maximum(b_short - b_last, 0), 0).to(tl.float32) * 0.5
+    b_after = b_held + (b_last + (b_rest + slots - 1) // slots * b_short).to(tl.float32)
+    b_time = b_before.to(tl.float32) + tl.where(b_rest > 0, b_after, tl.maximum(b_last, b_short).to(tl.float32))
+    return b_time + b_merge[:, None] + b_merge1[None, :]
 
 
 @triton.jit
@@ -153,9 +157,9 @@ def size_work(
             b_parts1 += HKV * G * tl.sum(b_cuts1.to(tl.int64) * b_count[None, :], 1)
 
     outputs = (tl.sum(b_count, 0) * HKV * G).to(tl.float32)
-    split_cost = 0.15 + 2 * outputs / (BN * slots).to(tl.float32)  # key tiles a split adds to the merge: latency, then bandwidth
+    split_cost = 0.15 + outputs / (BN * slots).to(tl.float32)  # key tiles a split adds to the merge: latency, then bandwidth
     b_merge = ((most + b_try - 1) // b_try).to(tl.float32) * split_cost
-    b_merge1 = ((most1 + b_try1 - 1) // b_try1).to(tl.float32) * split_cost
+    b_merge1 = ((most1 + b_try1 - 1) // b_try1).to(tl.float32) * (split_cost + 0.25)  # and its queries are loaded again
     b_cost = step_cost(b_try, b_items, b_try1, b_items1, slots, b_merge, b_merge1, overhead)  # [C, C1]
     m_fits = (b_items[:, None] + b_items1[None, :] <= item_capacity) & (b_parts[:, None] + b_parts1[None, :] <= partial_capacity)
     b_cost = tl.where(m_fits, b_cost, b_cost + 1e30)

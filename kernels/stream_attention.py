@@ -42,6 +42,7 @@ class StreamAttention:
         device: torch.device,
         *,
         node_rows: int | None = None,
+        node_tokens: int | None = None,
         rows_per_stream: int = 1,
         chunking: Chunking | None = None,
         tiles: Tiles | None = None,
@@ -49,13 +50,14 @@ class StreamAttention:
         partials: Partials | None = None,
         settled_nodes: bool = False,
     ) -> None:
-        """`node_rows`: tokens that typically read one node at once (default: all rows); `rows_per_stream`: tokens a stream brings;
+        """`node_rows`: tokens that typically read one node at once (default: all rows); `node_tokens`: how long it typically is;
+        `rows_per_stream`: tokens a stream brings;
         `partials`: a workspace that others use, too, one after the other; `settled_nodes`: no prefix node holds keys that this very step
         stores, so that its copies may begin while the step's store still runs. Raises ValueError if the workspace is too small."""
         chunking = chunking or Chunking()
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
         self.shape = shape
-        self.tiles = tiles or choose(shape, node_rows or limits.rows, rows_per_stream, capability)
+        self.tiles = tiles or choose(shape, node_rows or limits.rows, rows_per_stream, capability, node_tokens)
         self.tables = StepTables(limits, shape.page_size, device)
         self._overlap = capability is not None and capability[0] >= 9  # programmatic dependent launch
         slots = self.tiles.per_sm * (torch.cuda.get_device_properties(device).multi_processor_count if capability else 2)

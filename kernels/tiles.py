@@ -41,6 +41,9 @@ class AttentionShape:
         return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
+TYPICAL_TOKENS = 8192  # of a node whose length is not known
+
+
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """Compile-time sizes of one launch. `rows` and `keys` tile a shared node; the `single_` ones tile one stream's own keys."""
@@ -68,15 +71,21 @@ def single_heads(shape: AttentionShape, rows_per_stream: int, single_rows: int) 
     return heads
 
 
-def choose(shape: AttentionShape, node_rows: int, rows_per_stream: int, capability: tuple[int, int] | None) -> Tiles:
-    """Tiles for nodes read by `node_rows` tokens at once and streams of `rows_per_stream` tokens; `capability` None: no GPU."""
-    return candidates(shape, node_rows, rows_per_stream, capability)[0]
+def choose(
+    shape: AttentionShape, node_rows: int, rows_per_stream: int, capability: tuple[int, int] | None, node_tokens: int | None = None
+) -> Tiles:
+    """Tiles for nodes of `node_tokens` tokens (None: not known) read by `node_rows` tokens at once and streams of `rows_per_stream` tokens;
+    `capability` None: no GPU."""
+    return candidates(shape, node_rows, rows_per_stream, capability, node_tokens)[0]
 
 
-def candidates(shape: AttentionShape, node_rows: int, rows_per_stream: int, capability: tuple[int, int] | None) -> list[Tiles]:
-    """What is worth timing, the best guess first."""
+def candidates(
+    shape: AttentionShape, node_rows: int, rows_per_stream: int, capability: tuple[int, int] | None, node_tokens: int | None = None
+) -> list[Tiles]:
+    """What is worth timing, the best guess first; `node_tokens` changes their order alone."""
     if capability is not None and capability[0] == 9 and hopper_serves(shape):
-        return _hopper_candidates(shape, max(node_rows, rows_per_stream) * shape.group, rows_per_stream)
+        rows = max(node_rows, rows_per_stream) * shape.group
+        return _hopper_candidates(shape, rows, rows_per_stream, node_tokens or TYPICAL_TOKENS)
     return _plain_candidates(shape, node_rows, rows_per_stream, capability)
 
 
@@ -85,22 +94,36 @@ def hopper_serves(shape: AttentionShape) -> bool:
     return shape.dtype.itemsize == 2 and shape.head_dim in (64, 128, 256) and shape.page_size >= 16
 
 
-def _hopper_candidates(shape: AttentionShape, rows: int, rows_per_stream: int) -> list[Tiles]:
-    """Measured on an H200 at D = 128 with heads 32/32, 28/4 and 12/2, documents of 512 to 32k tokens, 4 to 256 streams.
-
-    Few rows are bound by latency and memory: two small programs a multiprocessor, or one with long tiles where one tile of rows is full.
-    Many are bound by arithmetic: two groups share each tile. Register caps of the one-group tiles leave room for the programs of the merge,
-    which then wait beside these instead of behind them. `jobs/measurements/tiles-h200.json` has the times.
-    """
+def _hopper_candidates(shape: AttentionShape, rows: int, rows_per_stream: int, tokens: int) -> list[Tiles]:
+    """`small`: two programs a multiprocessor. `long`: one with long tiles. `short`: one that leaves room for the next layer's, which copies
+    meanwhile. `pair`: two groups share each tile. Register caps of the one-group tiles leave room for the programs of the merge, which then
+    wait beside these instead of behind them."""
     wide = shape.head_dim == 256
     pair = _hopper(shape, rows_per_stream, groups=2, keys=64 if wide else 128, stages=2)
     if wide:  # two programs do not fit a multiprocessor
         return [pair, _hopper(shape, rows_per_stream, groups=1, keys=64, stages=2)]
     long = _hopper(shape, rows_per_stream, groups=1, keys=128, stages=3, registers=144)
     small = _hopper(shape, rows_per_stream, groups=1, keys=64, stages=3, per_sm=2, registers=96)
-    if 32 < rows <= 64:
-        return [long, small, pair]
-    return [small, long, pair] if rows * shape.kv_heads <= 2048 else [pair, small, long]
+    short = _hopper(shape, rows_per_stream, groups=1, keys=64, stages=2, registers=96)
+    offered = {"small": small, "long": long} | ({"pair": pair} if rows > 32 else {"short": short})
+    best = offered.pop(_hopper_kind(rows, shape.kv_heads, tokens))
+    return [best, *offered.values()]
+
+
+def _hopper_kind(rows: int, kv_heads: int, tokens: int) -> str:
+    """Measured on an H200 at D = 128 with heads 32/32, 28/4 and 12/2, documents of 512 to 32k tokens and 4 to 256 streams: on average 1.2 %
+    behind the best of the four, 8 % at most where it was measured with 96 own keys. `jobs/measurements/tiles-h200.json` has the times."""
+    if rows <= 32:  # bound by latency and memory
+        if tokens >= 16384:
+            return "short" if kv_heads >= 4 else "long"
+        if rows * kv_heads <= 64:
+            return "short"
+        return "long" if kv_heads < 16 and tokens <= 4096 else "small"
+    if rows <= 64:  # one tile, nearly full
+        return "small" if kv_heads >= 16 and tokens <= 512 else "long"
+    if rows * kv_heads <= 2048:
+        return "long" if rows * kv_heads <= 256 or (rows * kv_heads <= 512 and tokens <= 2048) else "small"
+    return "small" if tokens <= 4096 else "pair"  # bound by arithmetic, where documents weigh more than own keys
 
 
 def _hopper(

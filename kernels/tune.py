@@ -22,11 +22,12 @@ import triton
 from askmany.kernels.plan import Chunking
 from askmany.kernels.stream_attention import StreamAttention
 from askmany.kernels.tables import NodeEntry, StepLimits, StreamEntry
-from askmany.kernels.tiles import AttentionShape, Tiles, candidates
+from askmany.kernels.tiles import TYPICAL_TOKENS, AttentionShape, Tiles, candidates
 
-DOCUMENT, PRIVATE, LAYERS = 8192, 96, 4  # the step that is timed: tokens of the document and of each stream, caches in rotation
+PRIVATE, LAYERS = 96, 4  # the step that is timed: tokens of each stream, caches in rotation
+SHORTEST, LONGEST = 512, 32768  # documents between which the best tiles change
 
-Measure = Callable[[AttentionShape, int, int, Tiles, torch.device], float]
+Measure = Callable[[AttentionShape, int, int, Tiles, torch.device, int], float]
 
 
 def default_cache_file() -> Path:
@@ -41,25 +42,29 @@ def tuned_tiles(
     device: torch.device,
     cache_file: Path | None = None,
     measure: Measure | None = None,
+    node_tokens: int | None = None,
 ) -> Tiles:
-    """The fastest tiles for this GPU, from `cache_file` or timed now (some seconds, mostly compilation)."""
+    """The fastest tiles for this GPU and for nodes of about `node_tokens` tokens (to a power of two; default: not known), from `cache_file`
+    or timed now (some seconds, mostly compilation)."""
     cache_file = cache_file or default_cache_file()
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    choices = candidates(shape, node_rows, rows_per_stream, capability)
-    key = _key(shape, node_rows, rows_per_stream, device, choices)
+    tokens = min(max(SHORTEST, 1 << (max(node_tokens or TYPICAL_TOKENS, 1) - 1).bit_length()), LONGEST)
+    choices = candidates(shape, node_rows, rows_per_stream, capability, tokens)
+    key = _key(shape, node_rows, rows_per_stream, device, choices, tokens)
     known = _read(cache_file)
     if key in known:
         return Tiles(**known[key]["tiles"])
-    timed = [(t, (measure or time_step)(shape, node_rows, rows_per_stream, t, device)) for t in choices]
+    timed = [(t, (measure or time_step)(shape, node_rows, rows_per_stream, t, device, tokens)) for t in choices]
     best, microseconds = min(timed, key=lambda pair: pair[1])
     _write(cache_file, _read(cache_file) | {key: {"tiles": asdict(best), "us": round(microseconds, 1)}})
     return best
 
 
-def time_step(shape: AttentionShape, node_rows: int, rows_per_stream: int, tiles: Tiles, device: torch.device) -> float:
-    """Microseconds a layer of one document read by `node_rows` tokens, with private keys, in a captured graph; caches rotate."""
+def time_step(shape: AttentionShape, node_rows: int, rows_per_stream: int, tiles: Tiles, device: torch.device, tokens: int) -> float:
+    """Microseconds a layer of one document of `tokens` tokens that `node_rows` tokens read, with private keys, in a captured graph; caches
+    rotate."""
     streams = -(-node_rows // rows_per_stream)
-    pages = [-(-count // shape.page_size) for count in (DOCUMENT, *[PRIVATE] * streams)]
+    pages = [-(-count // shape.page_size) for count in (tokens, *[PRIVATE] * streams)]
     starts = [sum(pages[:i]) for i in range(len(pages) + 1)]
     ranges = [range(a, b) for a, b in pairwise(starts)]
     limits = StepLimits(streams * rows_per_stream, streams, 1, starts[-1])
@@ -67,7 +72,7 @@ def time_step(shape: AttentionShape, node_rows: int, rows_per_stream: int, tiles
         shape, limits, device, rows_per_stream=rows_per_stream, chunking=Chunking(threshold_bytes=-1), tiles=tiles, settled_nodes=True
     )
     runs = [StreamEntry(i * rows_per_stream, rows_per_stream, PRIVATE, ranges[i + 1], [0]) for i in range(streams)]
-    attention.tables.load([NodeEntry(DOCUMENT, ranges[0])], runs)
+    attention.tables.load([NodeEntry(tokens, ranges[0])], runs)
     attention.plan.build()
     size = (starts[-1] * shape.page_size, shape.kv_heads, shape.head_dim)
     caches = [[torch.randn(size, device=device).to(shape.dtype) for _ in range(2)] for _ in range(LAYERS)]
@@ -100,12 +105,12 @@ def _time_graph(step: Callable[[], None], replays: int = 10) -> float:
     return statistics.median(times)
 
 
-def _key(shape: AttentionShape, node_rows: int, rows_per_stream: int, device: torch.device, choices: list[Tiles]) -> str:
+def _key(shape: AttentionShape, node_rows: int, rows_per_stream: int, device: torch.device, choices: list[Tiles], tokens: int) -> str:
     """A choice among other tiles than before is another choice."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     digest = hashlib.sha256(repr(choices).encode()).hexdigest()[:8]
     heads = f"{shape.q_heads}/{shape.kv_heads}x{shape.head_dim} {str(shape.dtype).removeprefix('torch.')} page {shape.page_size}"
-    asked = f"{heads}, rows {node_rows}, {rows_per_stream} a stream, of {digest}"
+    asked = f"{heads}, rows {node_rows}, {rows_per_stream} a stream, documents of {tokens}, of {digest}"
     return f"{name}, torch {torch.__version__}, triton {triton.__version__}: {asked}"
 
 

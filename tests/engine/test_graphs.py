@@ -16,6 +16,7 @@ from askmany.engine.kv_pool import KVPool
 from askmany.engine.model_transformers import TransformersModel
 from askmany.engine.paged import PagedRows
 from askmany.engine.request import Document, Question, Sampling, StreamResult
+from askmany.engine.space_makers import NodeUse
 from askmany.kernels.store import launch_store, launch_store_ids
 from tests.engine.test_isolation import tokens
 from tests.engine.test_kernel_steps import config_of, same
@@ -202,10 +203,10 @@ def test_a_warmed_run_captures_nothing_later(monkeypatch: pytest.MonkeyPatch) ->
     made = []
     make = steps._maker._layout
     monkeypatch.setattr(
-        steps._maker, "_layout", lambda size, rows, *more, **named: made.append((size.rows, rows)) or make(size, rows, *more, **named)
+        steps._maker, "_layout", lambda size, use, *more, **named: made.append((size.rows, use)) or make(size, use, *more, **named)
     )
-    steps.warm_run(5, 3)
-    assert made == [(16, 16), (6, 3), (4, 3)]
+    steps.warm_run(5, 3, 9)
+    assert made == [(16, NodeUse(16, 9)), (6, NodeUse(3, 9)), (4, NodeUse(3, 9))]
     captured = list(steps.capture_s)
     for number in range(2):
         engine.submit(Document(f"d{number}", (tokens(random.Random(number), 9),), questions))

@@ -42,7 +42,8 @@ def test_deterministic_spaces_share_one_tile_and_others_take_the_measured_ones()
     model, pool = model_and_pool(16)
     asked: list[int] = []
 
-    def tiles(shape: AttentionShape, rows: int) -> Tiles:
+    def tiles(shape: AttentionShape, rows: int, tokens: int | None) -> Tiles:
+        assert tokens == 500
         asked.append(rows)
         return choose(shape, rows, 1, None)
 
@@ -52,7 +53,7 @@ def test_deterministic_spaces_share_one_tile_and_others_take_the_measured_ones()
         maker, drawn = SplitMaker(setting), torch.zeros(32, dtype=torch.int64)
         asked.clear()
         buckets = [bucket for bucket in maker.buckets if bucket.decode or deterministic]
-        spaces = [maker.space(bucket, maker.sample(bucket.rows, bucket.rows, bucket.rows), drawn) for bucket in buckets]
+        spaces = [maker.space(bucket, maker.sample(bucket.rows, bucket.rows, bucket.rows, 500), drawn) for bucket in buckets]
         assert asked == wanted
         assert not deterministic or len({space.layout._attention.tiles for space in spaces}) == 1  # type: ignore[attr-defined]
 

@@ -37,6 +37,16 @@ def test_the_hopper_kernel_serves_what_it_can() -> None:
     assert choose(AttentionShape(28, 4, 128, 64, torch.bfloat16), 16, 1, (8, 0)).groups == 0
 
 
+@pytest.mark.parametrize("rows", [1, 4, 16, 64, 256])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_the_length_of_documents_changes_the_order_of_candidates_alone(heads: tuple[int, int], rows: int) -> None:
+    shape = AttentionShape(*heads, 128, 64, torch.bfloat16)
+    found = [candidates(shape, rows, 1, (9, 0), tokens) for tokens in (None, 100, 512, 2048, 8192, 32768)]
+    assert len({frozenset(choices) for choices in found}) == 1
+    assert all(len(set(choices)) == len(choices) for choices in found)
+    assert found[0] == found[4]
+
+
 @pytest.mark.parametrize(("heads", "bad"), [((6, 4), "multiple"), ((4, 4), "page_size")])
 def test_shapes_that_no_kernel_serves_are_refused(heads: tuple[int, int], bad: str) -> None:
     with pytest.raises(ValueError, match=bad):
@@ -47,7 +57,8 @@ def test_timing_happens_once_and_the_fastest_wins(tmp_path: Path) -> None:
     shape, cache_file = AttentionShape(28, 4, 128, 64, torch.bfloat16), tmp_path / "deep" / "tiles.json"
     asked: list[Tiles] = []
 
-    def measure(shape: AttentionShape, rows: int, each: int, tiles: Tiles, device: torch.device) -> float:
+    def measure(shape: AttentionShape, rows: int, each: int, tiles: Tiles, device: torch.device, tokens: int) -> float:
+        assert tokens in (1024, 8192)
         asked.append(tiles)
         return 100.0 - len(asked)
 
@@ -59,6 +70,12 @@ def test_timing_happens_once_and_the_fastest_wins(tmp_path: Path) -> None:
     assert asked == []
     tuned_tiles(shape, 128, 1, torch.device("cpu"), cache_file, measure)
     assert asked != []
+    asked.clear()
+    tuned_tiles(shape, 128, 1, torch.device("cpu"), cache_file, measure, node_tokens=1000)
+    assert asked != []
+    asked.clear()
+    tuned_tiles(shape, 128, 1, torch.device("cpu"), cache_file, measure, node_tokens=600)  # about as long
+    assert asked == []
     cache_file.write_text('{"a": {"tiles": {"rows": 1}}}')
     asked.clear()
     tuned_tiles(shape, 64, 1, torch.device("cpu"), cache_file, measure)
