@@ -18,12 +18,11 @@ import random
 import shutil
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -33,6 +32,7 @@ import typer
 
 from askmany.engine.errors import ConfigError
 from askmany.jobs.bench_together import built_s, drawn_engine, mark_drawn, stored_engine
+from askmany.jobs.machine_load import cpu_samples, device_name, gpu_samples, mean_over, share_of_a_core
 from askmany.pipeline.commit import current_answers
 from askmany.pipeline.config import WorkersConfig
 from askmany.pipeline.ledger import read_ledger
@@ -46,7 +46,8 @@ MEASURED = {"page_size": 64, "prefill_chunk": 2048, "max_rows": 128}  # what an 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is measured. Documents have about `document_words` words (lognormal, sigma 0.5), one token each with a shape's tokenizer."""
+    """What is measured. Documents have about `document_words` words (lognormal, sigma 0.5), one token each with a shape's tokenizer; with
+    `longest_words` any number between the two is as likely."""
 
     model: str
     output: Path
@@ -62,11 +63,14 @@ class Setup:
     gpus: float | str = "auto"
     engine: tuple[tuple[str, Any], ...] = ()
     drawn: bool = False
+    longest_words: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run. `start_s` is what came before the first group began, `built_s` each engine's own part of it, `span_s` what is measured."""
+    """One run. `start_s` is what came before the first group began, `built_s` each engine's own part of it, `span_s` what is measured.
+    `bound_s`: no way to give the groups to the workers takes less, by the seconds that engines spent on them; `driver`: the share of one
+    core that the driver's process took meanwhile."""
 
     workers: int
     killed: str
@@ -79,6 +83,8 @@ class Measured:
     gpu: float | None
     groups: dict[str, int] = field(default_factory=dict)
     statuses: dict[str, int] = field(default_factory=dict)
+    bound_s: float = 0.0
+    driver: float | None = None
 
 
 def main(
@@ -132,7 +138,7 @@ def compare(setup: Setup) -> dict[str, Any]:
     rate = median(one.documents_per_hour for one in together)
     return {
         "setup": {**asdict(setup), "output": str(setup.output), "engine": dict(setup.engine)},
-        "device": _device(),
+        "device": device_name(),
         "runs": [asdict(one) for one in (*runs, killed)],
         "scaling": rate / alone,
         "busy": fmean(one.busy for one in together),
@@ -145,7 +151,10 @@ def write_input(setup: Setup) -> None:
     draw = random.Random(setup.seed)
     with open(setup.output / "documents.jsonl", "w", encoding="utf-8") as file:
         for number in range(setup.documents):
-            count = max(8, int(setup.document_words * draw.lognormvariate(0, 0.5)))
+            if setup.longest_words:
+                count = draw.randint(setup.document_words, setup.longest_words)
+            else:
+                count = max(8, int(setup.document_words * draw.lognormvariate(0, 0.5)))
             text = " ".join(f"w{draw.randrange(97)}" for _ in range(count))
             file.write(json.dumps({"doc_id": f"d{number:05d}", "text": text}) + "\n")
 
@@ -155,12 +164,13 @@ def measure(setup: Setup, name: str, workers: int, kill: bool = False) -> Measur
     store = ObjectStore(str(setup.output / name), {})
     shutil.rmtree(setup.output / name, ignore_errors=True)
     launched = time.time()
-    with _gpu_samples() as samples, _killer(store, workers if kill else 0) as victim:
+    with gpu_samples() as samples, cpu_samples() as spent, _killer(store, workers if kill else 0) as victim:
         result = run(config_of(setup, store.uri, workers), build_engine=drawn_engine if setup.drawn else stored_engine)
     groups = [line for line in read_ledger(store) if line.get("kind") == "group"]
     _refuse_losses(setup, store, result.exit_code)
     began = min(group["at"] - group["seconds"] for group in groups)
     span_s = max(group["at"] for group in groups) - began
+    busy = [group["usage"].get("busy_s", 0.0) for group in groups]
     found = Measured(
         workers=workers,
         killed=victim[0] if victim else "",
@@ -169,10 +179,12 @@ def measure(setup: Setup, name: str, workers: int, kill: bool = False) -> Measur
         span_s=round(span_s, 3),
         documents_per_hour=3600 * setup.documents / span_s,
         answer_tokens_per_s=sum(group["usage"].get("answer_tokens", 0) for group in groups) / span_s,
-        busy=sum(group["usage"].get("busy_s", 0.0) for group in groups) / (span_s * workers),
-        gpu=_mean_over(samples, began, began + span_s, workers),
+        busy=sum(busy) / (span_s * workers),
+        gpu=mean_over(samples, began, began + span_s, workers),
         groups=dict(Counter(group["worker"] for group in groups)),
         statuses=dict(result.statuses),
+        bound_s=round(max(sum(busy) / workers, max(busy)), 3),
+        driver=share_of_a_core(spent, began, began + span_s),
     )
     print(f"{name}: {found.documents_per_hour:,.0f} documents/hour, busy {found.busy:.3f}, gpu {found.gpu}, {span_s:.1f} s", flush=True)
     return found
@@ -216,8 +228,9 @@ def _killer(store: ObjectStore, workers: int) -> Iterator[list[str]]:
             if status and done * 3 >= status and len(names) >= workers:
                 host, _, pid = names[0].rpartition("/")
                 if host == socket.gethostname():
-                    os.kill(int(pid), signal.SIGKILL)
-                    victim.append(names[0])
+                    with suppress(ProcessLookupError):  # the run ended meanwhile
+                        os.kill(int(pid), signal.SIGKILL)
+                        victim.append(names[0])
                 return
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -237,47 +250,6 @@ def _planned(store: ObjectStore) -> int:
         return int(json.loads(store.get("run.json"))["planned_records"])
     except (FileNotFoundError, KeyError, ValueError):
         return 0
-
-
-@contextmanager
-def _gpu_samples() -> Iterator[list[tuple[float, list[float]]]]:
-    """(seconds since 1970, utilisation of each GPU from 0 to 1), twice a second; nothing where there is no nvidia-smi."""
-    found: list[tuple[float, list[float]]] = []
-    program = shutil.which("nvidia-smi")
-    over = threading.Event()
-
-    def sample() -> None:
-        command = [str(program), "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-        while not over.wait(0.5):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode == 0:
-                found.append((time.time(), [float(line) / 100 for line in done.stdout.split()]))
-
-    thread = threading.Thread(target=sample, daemon=True)
-    if program:
-        thread.start()
-    try:
-        yield found
-    finally:
-        over.set()
-        if program:
-            thread.join()
-
-
-def _mean_over(samples: list[tuple[float, list[float]]], began: float, ended: float, gpus: int) -> float | None:
-    """The mean utilisation of the `gpus` busiest GPUs between two times; None without samples."""
-    inside = [values for at, values in samples if began <= at <= ended]
-    if not inside:
-        return None
-    means = sorted((fmean(column) for column in zip(*inside, strict=True)), reverse=True)
-    return round(fmean(means[:gpus]), 4)
-
-
-def _device() -> str:
-    if shutil.which("nvidia-smi") is None:
-        return "cpu"
-    done = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=False)
-    return ", ".join(done.stdout.strip().splitlines()) or "cpu"
 
 
 def random_model(shape: str, parent: Path, stored: bool = True) -> Path:

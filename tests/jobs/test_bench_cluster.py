@@ -13,8 +13,9 @@ from safetensors import safe_open
 
 from askmany.engine.errors import ConfigError
 from askmany.engine.models import resolve_model
-from askmany.jobs.bench_cluster import Setup, _killer, _mean_over, _refuse_losses, compare, config_of, random_model, write_input
+from askmany.jobs.bench_cluster import Setup, _killer, _refuse_losses, compare, config_of, random_model, write_input
 from askmany.jobs.bench_together import DRAWN, READY, built_s, stored_engine
+from askmany.jobs.machine_load import mean_over
 from askmany.pipeline.ledger import Ledger
 from askmany.pipeline.run import as_config
 from askmany.pipeline.run_file import write_run
@@ -96,6 +97,6 @@ def test_lost_answers_are_refused(tmp_path: Path) -> None:
 
 def test_utilisation_is_of_the_time_and_the_gpus_that_count() -> None:
     samples = [(0.0, [1.0, 1.0, 0.0]), (5.0, [0.5, 0.0, 0.9]), (6.0, [0.7, 0.0, 0.9]), (9.0, [0.0, 0.0, 0.0])]
-    assert _mean_over(samples, 4, 7, 2) == pytest.approx(0.75)
-    assert _mean_over(samples, 4, 7, 1) == pytest.approx(0.9)
-    assert _mean_over(samples, 7, 8, 2) is None
+    assert mean_over(samples, 4, 7, 2) == pytest.approx(0.75)
+    assert mean_over(samples, 4, 7, 1) == pytest.approx(0.9)
+    assert mean_over(samples, 7, 8, 2) is None
