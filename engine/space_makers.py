@@ -251,12 +251,13 @@ class NodeUse:
 
 
 def node_use(step: PagedStep) -> NodeUse:
-    """Of the node that most rows of the step read."""
-    counts: Counter[int] = Counter()
+    """Of the node that costs most: rows times tokens."""
+    rows: Counter[int] = Counter()
     for run in step.runs:
-        if run.path:
-            counts[run.path[-1]] += run.rows
-    if not counts:
+        for node in run.path:
+            rows[node] += run.rows
+    if not rows:
         return NodeUse()
-    node, rows = counts.most_common(1)[0]
-    return NodeUse(rows, step.nodes[node].length if node < len(step.nodes) else None)
+    tokens = {node: step.nodes[node].length for node in rows if node < len(step.nodes)}
+    most = max(rows, key=lambda node: rows[node] * tokens.get(node, 1))
+    return NodeUse(rows[most], tokens.get(most))

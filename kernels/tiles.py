@@ -85,7 +85,8 @@ def candidates(
     """What is worth timing, the best guess first; `node_tokens` changes their order alone."""
     if capability is not None and capability[0] == 9 and hopper_serves(shape):
         rows = max(node_rows, rows_per_stream) * shape.group
-        return _hopper_candidates(shape, rows, rows_per_stream, node_tokens or TYPICAL_TOKENS)
+        known = node_tokens if rows_per_stream == 1 else None  # what is known of lengths was measured with single rows
+        return _hopper_candidates(shape, rows, rows_per_stream, known or TYPICAL_TOKENS)
     return _plain_candidates(shape, node_rows, rows_per_stream, capability)
 
 

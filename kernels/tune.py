@@ -24,8 +24,9 @@ from askmany.kernels.stream_attention import StreamAttention
 from askmany.kernels.tables import NodeEntry, StepLimits, StreamEntry
 from askmany.kernels.tiles import TYPICAL_TOKENS, AttentionShape, Tiles, candidates
 
-PRIVATE, LAYERS = 96, 4  # the step that is timed: tokens of each stream, caches in rotation
-SHORTEST, LONGEST = 512, 32768  # documents between which the best tiles change
+PRIVATE = 96  # tokens of each stream in the step that is timed
+SHORTEST, LONGEST = 512, 16384  # documents between which the best tiles change
+ROTATED_BYTES = 512 << 20  # caches that no L2 cache holds; two layers at least, eight at most
 
 Measure = Callable[[AttentionShape, int, int, Tiles, torch.device, int], float]
 
@@ -75,7 +76,8 @@ def time_step(shape: AttentionShape, node_rows: int, rows_per_stream: int, tiles
     attention.tables.load([NodeEntry(tokens, ranges[0])], runs)
     attention.plan.build()
     size = (starts[-1] * shape.page_size, shape.kv_heads, shape.head_dim)
-    caches = [[torch.randn(size, device=device).to(shape.dtype) for _ in range(2)] for _ in range(LAYERS)]
+    layers = min(max(2, ROTATED_BYTES // (size[0] * shape.token_bytes)), 8)
+    caches = [[torch.randn(size, device=device, dtype=shape.dtype) for _ in range(2)] for _ in range(layers)]
     q = torch.randn(limits.rows, shape.q_heads, shape.head_dim, device=device).to(shape.dtype)
     out = torch.empty_like(q)
 
@@ -83,7 +85,7 @@ def time_step(shape: AttentionShape, node_rows: int, rows_per_stream: int, tiles
         for k_cache, v_cache in caches:
             attention.run(q, k_cache, v_cache, shape.head_dim**-0.5, out)
 
-    return _time_graph(step) / LAYERS
+    return _time_graph(step) / layers
 
 
 def _time_graph(step: Callable[[], None], replays: int = 10) -> float:

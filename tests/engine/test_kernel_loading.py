@@ -10,8 +10,8 @@ import torch
 
 from askmany.engine.kernel_loading import load_steps
 from askmany.engine.kv_pool import KVPool, KVShape
-from askmany.engine.paged import MaskedStep
-from askmany.engine.space_makers import KernelSetting, MaskedMaker, SplitMaker
+from askmany.engine.paged import MaskedStep, PagedNode, PagedRun, PagedStep
+from askmany.engine.space_makers import KernelSetting, MaskedMaker, NodeUse, SplitMaker, node_use
 from askmany.engine.workspaces import Processors, WorkRules, all_sizes, workspace_bytes
 from askmany.kernels.plan import Chunking
 from askmany.kernels.tiles import AttentionShape, Tiles, choose
@@ -56,6 +56,19 @@ def test_deterministic_spaces_share_one_tile_and_others_take_the_measured_ones()
         spaces = [maker.space(bucket, maker.sample(bucket.rows, bucket.rows, bucket.rows, 500), drawn) for bucket in buckets]
         assert asked == wanted
         assert not deterministic or len({space.layout._attention.tiles for space in spaces}) == 1  # type: ignore[attr-defined]
+
+
+def test_tiles_are_chosen_for_the_node_that_costs_most() -> None:
+    def step(lengths: list[int], *runs: tuple[int, tuple[int, ...]]) -> PagedStep:
+        nodes = [PagedNode(length, []) for length in lengths]
+        return PagedStep(nodes=nodes, runs=[PagedRun(0, rows, rows, [], path) for rows, path in runs])
+
+    assert node_use(step([])) == NodeUse()
+    assert node_use(step([], (5, ()))) == NodeUse()
+    assert node_use(step([], (5, (0,)))) == NodeUse(5, None)  # as graphs are warmed before there is a document
+    assert node_use(step([30, 900, 700], *[(1, (0, 1))] * 3, *[(1, (0, 2))] * 4)) == NodeUse(4, 700)
+    assert node_use(step([30, 8000], (448, (0,)), *[(1, (0, 1))] * 64)) == NodeUse(64, 8000)  # not a chunk's instruction
+    assert node_use(step([8000, 40], *[(5, (0, 1))] * 2)) == NodeUse(10, 8000)  # not the tail that chains of labels share
 
 
 def test_workspaces_are_counted_before_the_pool_is_made() -> None:

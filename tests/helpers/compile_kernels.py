@@ -83,7 +83,13 @@ def compiled(generation: int) -> Iterator[Compiled]:
 
 def cases(capability: tuple[int, int]) -> Iterator[tuple[str, Callable[[], None]]]:
     """Shapes of real models, with what each kind of tile needs; on sm_90 the plain kernel serves fp32 and pages of single slots."""
-    shapes = [(28, 4, 128, 64, HALF, 16), (28, 4, 128, 64, HALF, 256), (32, 32, 96, 1, HALF, 4), (9, 3, 64, 16, FULL, 16)]
+    shapes = [
+        (28, 4, 128, 64, HALF, 16),
+        (32, 32, 128, 64, HALF, 16),
+        (28, 4, 128, 64, HALF, 256),
+        (32, 32, 96, 1, HALF, 4),
+        (9, 3, 64, 16, FULL, 16),
+    ]
     for q_heads, kv_heads, dim, page, dtype, rows in shapes:
         shape = AttentionShape(q_heads, kv_heads, dim, page, dtype)
         tiles = candidates(shape, rows, 1, capability)

@@ -15,7 +15,7 @@ from askmany.kernels.store import store
 from askmany.kernels.stream_attention import StreamAttention
 from askmany.kernels.stream_mask import MaskTile, plan_mask, stream_mask
 from askmany.kernels.tables import NodeEntry, StepLimits, StreamEntry
-from askmany.kernels.tiles import AttentionShape
+from askmany.kernels.tiles import AttentionShape, candidates
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 HQ, HKV, D, PAGE = 28, 4, 128, 16
@@ -27,15 +27,16 @@ REPLAYS = 1000
 class Pool:
     """One layer's caches and a step's queries, all random, so that any pages make a valid step."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, heads: tuple[int, int] = (HQ, HKV)) -> None:
+        q_heads, kv_heads = heads
         generator = torch.Generator(device="cuda").manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, device="cuda").to(torch.bfloat16)
 
-        self.k, self.v = normal(PAGES * PAGE, HKV, D), normal(PAGES * PAGE, HKV, D)
-        self.q = normal(STREAMS, HQ, D)
-        self.k_new, self.v_new = normal(STREAMS, HKV, D), normal(STREAMS, HKV, D)
+        self.k, self.v = normal(PAGES * PAGE, kv_heads, D), normal(PAGES * PAGE, kv_heads, D)
+        self.q = normal(STREAMS, q_heads, D)
+        self.k_new, self.v_new = normal(STREAMS, kv_heads, D), normal(STREAMS, kv_heads, D)
 
 
 def attention(*, deterministic: bool, settled: bool = True) -> StreamAttention:
@@ -182,16 +183,25 @@ def test_copying_documents_early_changes_no_bit(deterministic: bool) -> None:
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_what_the_step_itself_writes_is_waited_for(turned: bool) -> None:
-    """A long launch, the store (with queries and keys turned), attention, in a graph: own slots and queries hold NaN until they are
-    written, and attention starts beside what writes them."""
-    pool, kernel = Pool(13), attention(deterministic=False)
-    places = random.Random(14).sample(range(PAGES), 100 + 8 * STREAMS)
-    node, own = NodeEntry(100 * PAGE, places[:100]), [places[100 + 8 * i :][:8] for i in range(STREAMS)]
-    lengths = [1 + i * 11 % (8 * PAGE) for i in range(STREAMS)]  # the newest key lies anywhere in a tile, behind none and behind many
-    kernel.tables.load([node], [StreamEntry(i, 1, length, own[i], (0,)) for i, length in enumerate(lengths)])
-    newest = [(own[i][(length - 1) // PAGE], (length - 1) % PAGE) for i, length in enumerate(lengths)]
-    slots = torch.tensor([page * PAGE + place for page, place in newest], device="cuda")
+@pytest.mark.parametrize("document", [0, 100 * PAGE], ids=["alone", "document"])
+@pytest.mark.parametrize("each", [1, 3], ids=["one-row", "three-rows"])
+@pytest.mark.parametrize("choice", [0, 1, 2])
+@pytest.mark.parametrize("heads", [(28, 4), (16, 1)], ids=str)
+def test_what_the_step_itself_writes_is_waited_for(heads: tuple[int, int], choice: int, each: int, document: int, turned: bool) -> None:
+    """A long launch, the store (with queries and keys turned), attention, in a graph: the newest keys and the queries hold NaN until they
+    are written, and attention starts beside what writes them. Without a document, all programs begin with a stream's own keys."""
+    pool, shape, count = Pool(13, heads), AttentionShape(*heads, D, PAGE, torch.bfloat16), STREAMS // each
+    tiles = candidates(shape, STREAMS, each, (9, 0))
+    assert len(tiles) == 3
+    limits = StepLimits(STREAMS, STREAMS, NODES, 2 * PAGES)
+    kernel = StreamAttention(shape, limits, torch.device("cuda"), rows_per_stream=each, tiles=tiles[choice], settled_nodes=True)
+    places = random.Random(14).sample(range(PAGES), 100 + 8 * count)
+    own = [places[100 + 8 * i :][:8] for i in range(count)]
+    lengths = [each + i * 11 % (8 * PAGE - each) for i in range(count)]  # the newest keys lie anywhere in a tile, behind none and many
+    streams = [StreamEntry(i * each, each, length, own[i], (0,) if document else ()) for i, length in enumerate(lengths)]
+    kernel.tables.load([NodeEntry(document, places[:100])] if document else [], streams)
+    newest = [(own[i], length - each + row) for i, length in enumerate(lengths) for row in range(each)]
+    slots = torch.tensor([pages[at // PAGE] * PAGE + at % PAGE for pages, at in newest], device="cuda")
     positions = torch.arange(STREAMS, device="cuda")
     rotary = Rotary(torch.rand(STREAMS, D, device="cuda"))
     kernel.plan.build()
@@ -216,7 +226,7 @@ def test_what_the_step_itself_writes_is_waited_for(turned: bool) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step(out, lse)
-    for _ in range(100):
+    for _ in range(30):
         for held, first in zip((pool.k, pool.v, pool.q, pool.k_new), before, strict=True):
             held.copy_(first)
         pool.k[slots] = pool.v[slots] = q[:] = float("nan")

@@ -47,6 +47,16 @@ def test_the_length_of_documents_changes_the_order_of_candidates_alone(heads: tu
     assert found[0] == found[4]
 
 
+def test_lengths_count_where_they_were_measured() -> None:
+    """Single rows a stream; few rows of long documents leave room for the next layer's program, many of short ones are no pair's work."""
+    shape = AttentionShape(32, 32, 128, 64, torch.bfloat16)
+    short, many = choose(shape, 16, 1, (9, 0), 16384), choose(shape, 256, 1, (9, 0), 512)
+    assert (short.per_sm, short.stages, short.groups) == (1, 2, 1)
+    assert (many.per_sm, many.groups) == (2, 1)
+    assert choose(shape, 256, 1, (9, 0), 8192).groups == 2
+    assert choose(shape, 256, 4, (9, 0), 512) == choose(shape, 256, 4, (9, 0))
+
+
 @pytest.mark.parametrize(("heads", "bad"), [((6, 4), "multiple"), ((4, 4), "page_size")])
 def test_shapes_that_no_kernel_serves_are_refused(heads: tuple[int, int], bad: str) -> None:
     with pytest.raises(ValueError, match=bad):
