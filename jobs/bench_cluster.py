@@ -18,11 +18,10 @@ import random
 import shutil
 import signal
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -32,7 +31,7 @@ import typer
 
 from askmany.engine.errors import ConfigError
 from askmany.jobs.bench_together import built_s, drawn_engine, mark_drawn, stored_engine
-from askmany.jobs.machine_load import cpu_samples, device_name, gpu_samples, mean_over, share_of_a_core
+from askmany.jobs.machine_load import cpu_samples, device_name, gpu_samples, mean_over, repeated, share_of_a_core
 from askmany.pipeline.commit import current_answers
 from askmany.pipeline.config import WorkersConfig
 from askmany.pipeline.ledger import read_ledger
@@ -217,31 +216,23 @@ def _refuse_losses(setup: Setup, store: ObjectStore, exit_code: int) -> None:
 def _killer(store: ObjectStore, workers: int) -> Iterator[list[str]]:
     """Meanwhile, kill one worker of this machine once `workers` of them have committed a third of the plan (0: nobody). Who it was."""
     victim: list[str] = []
-    over = threading.Event()
 
-    def watch() -> None:
-        while not over.wait(0.2):
-            groups = [line for line in read_ledger(store) if line.get("kind") == "group"]
-            status = _planned(store)
-            done = sum(group["records"] for group in groups)
-            names = sorted({group["worker"] for group in groups})
-            if status and done * 3 >= status and len(names) >= workers:
-                host, _, pid = names[0].rpartition("/")
-                if host == socket.gethostname():
-                    with suppress(ProcessLookupError):  # the run ended meanwhile
-                        os.kill(int(pid), signal.SIGKILL)
-                        victim.append(names[0])
-                return
+    def watch() -> bool:
+        groups = [line for line in read_ledger(store) if line.get("kind") == "group"]
+        status = _planned(store)
+        done = sum(group["records"] for group in groups)
+        names = sorted({group["worker"] for group in groups})
+        ready = bool(status) and done * 3 >= status and len(names) >= workers
+        if ready:
+            host, _, pid = names[0].rpartition("/")
+            if host == socket.gethostname():
+                with suppress(ProcessLookupError):  # the run ended meanwhile
+                    os.kill(int(pid), signal.SIGKILL)
+                    victim.append(names[0])
+        return ready
 
-    thread = threading.Thread(target=watch, daemon=True)
-    if workers:
-        thread.start()
-    try:
+    with repeated(watch, 0.2) if workers else nullcontext():
         yield victim
-    finally:
-        over.set()
-        if workers:
-            thread.join()
 
 
 def _planned(store: ObjectStore) -> int:

@@ -6,9 +6,27 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import fmean
+
+
+@contextmanager
+def repeated(look: Callable[[], bool], every_s: float) -> Iterator[None]:
+    """Meanwhile, call `look` in a thread of its own, until it says that it has seen what it was looking for."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(every_s) and not look():
+            pass
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager
@@ -16,43 +34,30 @@ def gpu_samples() -> Iterator[list[tuple[float, list[float]]]]:
     """(seconds since 1970, utilisation of each GPU from 0 to 1), twice a second; nothing where there is no nvidia-smi."""
     found: list[tuple[float, list[float]]] = []
     program = shutil.which("nvidia-smi")
-    over = threading.Event()
+    command = [str(program), "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
 
-    def sample() -> None:
-        command = [str(program), "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-        while not over.wait(0.5):
+    def sample() -> bool:
+        if program:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode == 0:
                 found.append((time.time(), [float(line) / 100 for line in done.stdout.split()]))
+        return not program
 
-    thread = threading.Thread(target=sample, daemon=True)
-    if program:
-        thread.start()
-    try:
+    with repeated(sample, 0.5):
         yield found
-    finally:
-        over.set()
-        if program:
-            thread.join()
 
 
 @contextmanager
 def cpu_samples() -> Iterator[list[tuple[float, float]]]:
     """(seconds since 1970, processor seconds of this process), twice a second."""
     found: list[tuple[float, float]] = []
-    over = threading.Event()
 
-    def sample() -> None:
-        while not over.wait(0.5):
-            found.append((time.time(), time.process_time()))
+    def sample() -> bool:
+        found.append((time.time(), time.process_time()))
+        return False
 
-    thread = threading.Thread(target=sample, daemon=True)
-    thread.start()
-    try:
+    with repeated(sample, 0.5):
         yield found
-    finally:
-        over.set()
-        thread.join()
 
 
 def share_of_a_core(samples: list[tuple[float, float]], began: float, ended: float) -> float | None:
