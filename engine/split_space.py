@@ -54,18 +54,16 @@ class SplitLayout:
         *,
         chunking: Chunking | None = None,
         tiles: Tiles | None = None,
-        node_rows: int | None = None,
         capacity: WorkCapacity | None = None,
         chunk_pass: ChunkPass | None = None,
         partials: Partials | None = None,
         settled_nodes: bool = False,
     ) -> None:
-        """`node_rows`: rows that typically read one node at once; `partials`: a workspace that other spaces use, too; `settled_nodes`: what
-        nodes hold was always stored by steps before."""
+        """`partials`: a workspace that other spaces use, too; `settled_nodes`: what nodes hold was always stored by steps before."""
         self.size = size
         limits = StepLimits(size.rows, size.runs, size.nodes, size.pages)
         self._attention = StreamAttention(
-            shape, limits, device, node_rows=node_rows, rows_per_stream=size.rows_per_run,
+            shape, limits, device, rows_per_stream=size.rows_per_run,
             chunking=chunking, tiles=tiles, capacity=capacity, partials=partials, settled_nodes=settled_nodes,
         )  # fmt: skip
         self._settled_nodes = settled_nodes
