@@ -112,8 +112,9 @@ def _hopper_candidates(shape: AttentionShape, rows: int, rows_per_stream: int, t
 
 
 def _hopper_kind(rows: int, kv_heads: int, tokens: int) -> str:
-    """Measured on an H200 at D = 128 with heads 32/32, 28/4 and 12/2, documents of 512 to 32k tokens and 4 to 256 streams: on average 1.2 %
-    behind the best of the four, 8 % at most where it was measured with 96 own keys. `jobs/measurements/tiles-h200.json` has the times."""
+    """Measured on an H200 at D = 128 with heads 32/32, 28/4 and 12/2, documents of 512 to 32k tokens and 4 to 256 streams: with 96 own keys
+    on average 0.6 % behind the best of the four and 8 % at most, with 1,024 1.1 and 7 %; without own keys, which no step lacks, 2.6 and
+    24 % (12/2 heads, 512 tokens, 64 streams). `jobs/measurements/tiles-h200.json` has the times (run 10)."""
     if rows <= 32:  # bound by latency and memory
         if tokens >= 16384:
             return "short" if kv_heads >= 4 else "long"

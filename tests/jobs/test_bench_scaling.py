@@ -63,7 +63,7 @@ def test_a_record_says_what_it_was_made_with(tmp_path: Path) -> None:
         record_for(Setup("folder/large", tmp_path), "large", held)
 
 
-def test_ashare_of_a_core_is_of_the_span() -> None:
+def test_a_share_of_a_core_is_of_the_span() -> None:
     samples = [(0.0, 0.0), (1.0, 0.5), (2.0, 0.6), (3.0, 0.7), (9.0, 6.0)]
     assert share_of_a_core(samples, 0.5, 3.5) == pytest.approx(0.1)
     assert share_of_a_core(samples, 0.5, 1.5) is None

@@ -29,5 +29,6 @@ def test_every_kernel_compiles_and_fits(tmp_path: Path, generation: int) -> None
     assert {row["kernel"] for row in rows} == ALWAYS | hopper
     room = SHARED_MEMORY[divmod(generation, 10)] * 1024
     assert [row for row in rows if row["shared"] > room] == []
-    assert [row for row in rows if row["kernel"] in hopper and row["stack"] > 32] == []  # softmax lives in registers
+    spilled = [row for row in rows if row["kernel"] in hopper and row["stack"] > 16]  # softmax lives in registers
+    assert {(row["case"], row["stack"]) for row in spilled} <= {("32/32 heads, 128, pages of 64, torch.bfloat16, 16 rows, 64 x 128", 24)}
     assert [row for row in rows if row["kernel"] == "merge_partials" and row["stack"]] == []
