@@ -15,6 +15,7 @@ FIELDS = tl.constexpr(12)  # int32 fields of a work item, in the order `emit_wor
 SHARED = tl.constexpr(0)  # kinds of item: a node's keys for a tile of its rows ...
 SINGLE = tl.constexpr(1)  # ... or some keys of one stream for its own rows
 UNBOUNDED = tl.constexpr(1 << 30)  # the causal base of an item whose rows all see all of its keys
+LONE_TOKENS = tl.constexpr(1024)  # a node of one stream is read as a shared one from here on (measured: `tiles-h200.json`, run 13)
 
 TOO_MANY_ITEMS = tl.constexpr(1)
 TOO_MANY_PARTIALS = tl.constexpr(2)
@@ -22,9 +23,11 @@ TOO_MANY_PARTIALS = tl.constexpr(2)
 
 @triton.jit
 def worth_sharing(streams, length, token_bytes, threshold):
-    """Whether reading a node once instead of once a stream saves more than `threshold` bytes a layer."""
+    """Whether reading a node once instead of once a stream saves more than `threshold` bytes a layer. For one stream it saves none, but
+    tiles of shared items read long runs faster."""
     saved = (streams - 1).to(tl.int64) * length.to(tl.int64) * token_bytes
-    return (streams > 0) & (length > 0) & (saved > threshold)
+    lone = (streams == 1) & (length >= LONE_TOKENS)
+    return (streams > 0) & (length > 0) & ((saved > threshold) | lone)
 
 
 @triton.jit(do_not_specialize=["R", "T"])

@@ -144,6 +144,19 @@ def test_a_node_below_the_threshold_is_read_by_each_stream(device: str) -> None:
     assert relative_error(apart[0], together[0]) < 1e-6
 
 
+@pytest.mark.parametrize(("document", "shared"), [(1023, False), (1024, True)])
+def test_a_long_node_of_one_stream_is_read_as_a_shared_one(document: int, shared: bool, device: str) -> None:
+    """It saves no bytes whatever the threshold, so its length alone decides; a sibling brings the threshold back."""
+    world, batch = split_world(replace(CASE, streams=2, document=document, documents=1, loners=0, levels=1, rows=1), seed=41, device=device)
+    attention = attention_for(world, Chunking(threshold_bytes=10**12))
+    run(attention, world, batch)
+    assert not bool(attention.plan.node_plan[:, 0].any())
+    out = run(attention, world, without(batch, {1}))
+    assert bool(attention.plan.node_plan[:, 0].any()) == shared
+    pairs = zip(rows_of(out, batch.private[0]), rows_of(world.truth(), batch.private[0]), strict=True)
+    assert all(relative_error(got, want) < 1e-5 for got, want in pairs)
+
+
 @pytest.mark.parametrize("capacity", [WorkCapacity(5, 10**6), WorkCapacity(10**4, 100)], ids=["items", "partials"])
 def test_a_step_beyond_capacity_is_reported_and_never_silent(capacity: WorkCapacity, device: str) -> None:
     world, batch = split_world(CASE, seed=37, device=device)
