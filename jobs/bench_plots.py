@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from askmany.jobs.bench_figure import Line, Series, figure
 from askmany.jobs.bench_model import point_of
 from askmany.jobs.bench_ratios import geometric_mean
 from askmany.jobs.bench_variants import label
@@ -26,7 +27,6 @@ _USUAL = {("question_tokens", 12), ("spread", 0), ("cap", 0), ("cached", True)}
 OVER_STOCK = "times the best stock backend"
 
 Row = Mapping[str, Any]
-Series = dict[str, list[tuple[float, float]]]
 
 
 def plot(record: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -35,24 +35,24 @@ def plot(record: Mapping[str, Any], folder: Path) -> list[Path]:
     rows, made = apart(record["table"])[0], []
     for axis in AXES:
         if panels := _panels(rows, axis, ("ratio",)):
-            made.append(_figure(panels, AXES[axis], OVER_STOCK, folder / f"speedup-{axis}.svg", level=1.0))
+            made.append(figure(panels, AXES[axis], OVER_STOCK, folder / f"speedup-{axis}.svg", level=1.0))
     if panels := _panels(rows, "questions", ("ours_s", "stock_s")):
-        made.append(_figure(panels, "streams together (P)", "seconds", folder / "seconds-streams.svg"))
+        made.append(figure(panels, "streams together (P)", "seconds", folder / "seconds-streams.svg"))
     if panels := _panels(_over_requests(rows), "streams", ("ours_s",)):
-        made.append(_figure(panels, "streams of a request (P)", "seconds", folder / "seconds-requests.svg"))
+        made.append(figure(panels, "streams of a request (P)", "seconds", folder / "seconds-requests.svg"))
     if record.get("fits"):
-        made.append(
-            _figure(_fitted(record["fits"]), "P, or streams in a step where P is one", "answer tokens/s", folder / "throughput-streams.svg")
-        )
+        panels = _fitted(record["fits"])
+        across = "P, or streams in a step where P is one"
+        made.append(figure(panels, across, "answer tokens/s", folder / "throughput-streams.svg"))
     return made
 
 
 def _panels(rows: Iterable[Row], axis: str, values: Sequence[str]) -> dict[str, Series]:
     """Lines by model and label; a size that was measured twice is one point. Lines of a single point are left out."""
-    found: dict[str, dict[str, dict[float, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
-    for row in rows:
+    found: dict[str, dict[Line, dict[float, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for row in sorted(rows, key=lambda row: [row[name] for name in AXES]):
         for value in values:
-            found[str(row.get("model", ""))][_label(row, axis, value)][row[axis]].append(row[value])
+            found[str(row.get("model", ""))][_line(row, axis, value)][row[axis]].append(row[value])
     panels: dict[str, Series] = {}
     for model, lines in sorted(found.items()):
         series = {
@@ -63,11 +63,10 @@ def _panels(rows: Iterable[Row], axis: str, values: Sequence[str]) -> dict[str, 
     return panels
 
 
-def _label(row: Row, axis: str, value: str) -> str:
+def _line(row: Row, axis: str, value: str) -> Line:
     who = "best stock" if value == "stock_s" else " ".join(filter(None, (row["layout"], row.get("setup_label", ""))))
-    others = ", ".join(f"{row[name]} {AXES[name]}" for name in AXES if name != axis)
-    apart = ", ".join(f"{name} {row[name]}" for name in APART if name in row and (name, row[name]) not in _USUAL)
-    return f"{who}: {others}{', ' + apart if apart else ''}"
+    sizes = [f"{row[name]} {AXES[name]}" for name in AXES if name != axis]
+    return who, *sizes, *(f"{name} {row[name]}" for name in APART if name in row and (name, row[name]) not in _USUAL)
 
 
 def _over_requests(rows: Iterable[Row]) -> Iterable[Row]:
@@ -80,41 +79,12 @@ def _over_requests(rows: Iterable[Row]) -> Iterable[Row]:
 
 def _fitted(fits: Iterable[Row]) -> dict[str, Series]:
     """Of each fit the measured throughput, and the model's beside it."""
-    panels: dict[str, Series] = defaultdict(dict)
-    for found in fits:
-        name = f"{found['layout']} {found['setup_label']} {found['document_tokens']} tokens, {found['new_tokens']} new".replace("  ", " ")
+    panels: dict[str, dict[Line, list[tuple[float, float]]]] = defaultdict(dict)
+    for found in sorted(fits, key=lambda f: (f["document_tokens"], f["new_tokens"])):
+        who = " ".join(filter(None, (found["layout"], found["setup_label"])))
+        sizes = (f"{found['document_tokens']} document tokens", f"{found['new_tokens']} new tokens", found["work"])
         several = len({streams for _, streams, *_ in found["points"]}) > 1
         points = sorted((p if several else b * p, measured, modelled) for b, p, _, measured, modelled in found["points"])
-        panels[found["model"]][f"{name}, {found['work']}"] = [(rows, measured) for rows, measured, _ in points]
-        panels[found["model"]][f"model: {name}, {found['work']}"] = [(rows, modelled) for rows, _, modelled in points]
+        panels[found["model"]][(who, *sizes)] = [(rows, measured) for rows, measured, _ in points]
+        panels[found["model"]][(f"model of {who}", *sizes)] = [(rows, modelled) for rows, _, modelled in points]
     return dict(panels)
-
-
-def _figure(panels: Mapping[str, Series], across: str, up: str, file: Path, level: float | None = None) -> Path:
-    """A panel a model, side by side; a horizontal line at `level`."""
-    pyplot = _pyplot()
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(7 * len(panels), 4.5), squeeze=False)
-    for panel, (model, series) in zip(axes[0], panels.items(), strict=True):
-        for name, points in series.items():
-            dashed = name.startswith(("model: ", "best stock"))
-            panel.plot(*zip(*points, strict=True), marker="" if dashed else "o", linestyle="--" if dashed else "-", label=name)
-        panel.set_xlabel(across)
-        panel.set_ylabel(up)
-        panel.set_xscale("log", base=2)
-        if level is not None:
-            panel.axhline(level, color="grey", linewidth=0.8)
-        panel.set_title(model)
-        panel.legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(file)
-    pyplot.close(figure)
-    return file
-
-
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
