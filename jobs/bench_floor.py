@@ -33,8 +33,10 @@ from askmany.jobs.bench_ours import OursContender, OursSetup, load_ours
 from askmany.jobs.bench_shapes import SHAPES, shape_folder, vocabulary
 from askmany.jobs.record_file import write_record
 from askmany.jobs.step_floor import OVER, WORK, Decoder, DecodeStep, Peaks, floor_s, operations
+from askmany.jobs.step_profile import profiled, text
 
 MEASURED = "H200"  # the GPU whose peaks are known here
+PROFILED = 8  # steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,11 @@ class Bench:
             raise RuntimeError(f"the document of {self._cell.document_tokens} tokens did not stay in the cache")
         busy_s, idle_s = long.device_busy_s - short.device_busy_s, long.device_idle_s - short.device_idle_s
         return Run((long_s - short_s) / steps, busy_s, idle_s)
+
+    def profile(self, device: torch.device) -> dict[str, Any]:
+        """`step_profile`'s account of PROFILED steps behind the short answers."""
+        short = profiled(lambda: self._answer(self._short), device)
+        return profiled(lambda: self._answer(self._short + PROFILED), device).step(short, PROFILED)
 
     def _answer(self, new_tokens: int) -> tuple[float, Metrics]:
         """Seconds, and what was counted in them."""
@@ -144,6 +151,10 @@ def _measured(options: argparse.Namespace, setup: OursSetup, contender: OursCont
     least_s = floor_s(operations(Decoder.of(SHAPES[options.shape]), decode_step(cell, short, element_bytes)), peaks)
     bench = Bench(contender, cell, draw(cell, 0, vocabulary(options.shape)), short)
     row = row_of(cell, [bench.run() for _ in range(options.runs)], least_s)
+    if options.profile:
+        step = bench.profile(torch.device(options.device))
+        write_record(options.profile.with_name(f"{options.profile.stem}-{cell.document_tokens}-{cell.questions}.json"), step)
+        print(text(step), flush=True)
     return _labels(options) | {"layout": setup.layout, "short_tokens": short} | row | asdict(peaks)
 
 
@@ -169,6 +180,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--limit-s", type=float, default=540.0, help="no cell begins later")
     parser.add_argument("--commit", default="")
+    parser.add_argument("--profile", type=Path, metavar="FILE.json", help="tell a step's launches, too: FILE-TOKENS-ROWS.json a cell")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     if not 0 < options.new_tokens[0] < options.new_tokens[1]:
