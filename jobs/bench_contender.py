@@ -23,6 +23,7 @@ from askmany.engine.model import LoadedModel
 from askmany.jobs.bench_cells import Cell, Drawn, draw
 from askmany.jobs.bench_ours import OursContender, OursSetup, free_tokens, hand_back, load_ours
 from askmany.jobs.bench_shapes import vocabulary
+from askmany.jobs.bench_variants import Named
 
 WARM_UP = -1  # the seed whose time does not count
 WARM_UP_TOKENS = 12
@@ -49,21 +50,23 @@ class Contender(Protocol):
 
 
 def make(job: dict[str, Any], cells: list[Cell]) -> Contender:
-    """The contender that a job names: split, interleaved, run-to-completion (interleaved so), transformers, or stock-BACKEND."""
-    name, folder = job["contender"], Path(job["folder"])
+    """The contender that a job names: split, interleaved, run-to-completion (interleaved so), transformers, or stock-BACKEND; ours with
+    fields of `OursSetup` as `bench_variants.Named` has them."""
+    named, folder = Named.parse(job["contender"]), Path(job["folder"])
+    name, setup = named.layout, job["setup"] | named.setup
     context = max(cell.document_tokens + cell.question_tokens + cell.most_tokens for cell in cells) + 1
     rows = max(min(cell.documents * cell.questions, job["max_rows"]) for cell in cells)
     if name.startswith("stock-"):
         from askmany.jobs.baselines_sglang import StockContender
 
         stock = name.removeprefix("stock-")
-        return StockContender(folder, stock, rows, context + 8, job["random_weights"], kv_tokens=job["setup"].get("kv_tokens"))
+        return StockContender(folder, stock, rows, context + 8, job["random_weights"], kv_tokens=setup.get("kv_tokens"))
     if name == "transformers":
         from askmany.jobs.bench_plain import PlainContender
 
         return PlainContender(folder, job["random_weights"])
-    model = load_ours(folder, torch.device(job["device"]), context, job["random_weights"], job["setup"].get("deterministic", False))
-    values = {"layout": name, "max_rows": job["max_rows"]} | job["setup"]
+    model = load_ours(folder, torch.device(job["device"]), context, job["random_weights"], setup.get("deterministic", False))
+    values = {"layout": name, "max_rows": job["max_rows"]} | setup
     if name == RUN_TO_COMPLETION:
         values |= {"layout": "interleaved", "batching": "run_to_completion"}
     if values["layout"] == "interleaved" and values.get("streams") is None:

@@ -34,6 +34,7 @@ from askmany.jobs.bench_process import lines_of
 from askmany.jobs.bench_ratios import geometric_mean, means, summary
 from askmany.jobs.bench_shapes import SHAPES, shape_folder
 from askmany.jobs.bench_shares import STOP_S, Shares, plan, wall_budget_s
+from askmany.jobs.bench_variants import Named, label, values_of
 from askmany.jobs.record_file import write_record
 
 CLOSE = 1.1  # a stock backend this close to the best of a cell is timed
@@ -49,6 +50,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.cells:
         cells = [cells[index] for index in options.cells]
     contenders = options.contenders or _default_contenders(options)
+    for name in contenders:
+        Named.parse(name)
     console = Console()
     passes = range(options.first_pass, options.first_pass + (1 if options.scout else options.passes))
     seeds = list(range(1 if options.scout else options.seeds))
@@ -65,7 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     def keep(timed: Timed) -> dict[str, Any]:
         times, starts, notes = timed
-        record = summarise(cells, times, labels) | labels | {"starts_s": starts, "notes": notes} | made_with
+        record = summarise(cells, times, labels, options.against) | labels | {"starts_s": starts, "notes": notes} | made_with
         write_record(options.out, record)
         return record
 
@@ -175,26 +178,35 @@ def _take(line: dict[str, Any], number: int, name: str, into: Timed) -> None:
         times[name][line["cell"]].append((number, line["seed"], line["seconds"]))
 
 
-def summarise(cells: Sequence[Cell], times: Times, labels: dict[str, Any] | None = None) -> dict[str, Any]:
+def summarise(
+    cells: Sequence[Cell], times: Times, labels: dict[str, Any] | None = None, against: str = RUN_TO_COMPLETION
+) -> dict[str, Any]:
     """Rows of all cells with ratios of the best stock contender to ours (`labels` are put on each), and the geometric mean of each suite.
-    `between`: the same of our own contenders against RUN_TO_COMPLETION, where that was timed."""
-    rows, between = [], []
+    `between`: the same of our own contenders against that one of them, where it was timed."""
+    labels, rows, between = labels or {}, [], []
     references = [name for name in times if name.startswith("stock-") or name == "transformers"]
     for index, cell in enumerate(cells):
         found = {name: _paired(times[name][index]) for name in times if times[name].get(index)}
         stock = {name: geometric_mean(list(found[name].values())) for name in references if name in found}
         best = min(stock, key=lambda name: stock[name], default=None)
-        head = cell.to_dict() | (labels or {})
         for name in (name for name in found if name not in references):
+            head = cell.to_dict() | labels | _told(name, labels)
             if best is not None and (row := _row(found[name], found[best])):
-                rows.append(head | {"layout": name} | row | {"best_stock": best, "stock_s": stock[best], "stock_all_s": stock})
-            if name != RUN_TO_COMPLETION and (row := _row(found[name], found.get(RUN_TO_COMPLETION, {}))):
-                between.append(head | {"layout": name, "against": RUN_TO_COMPLETION} | row)
+                rows.append(head | row | {"best_stock": best, "stock_s": stock[best], "stock_all_s": stock})
+            if name != against and (row := _row(found[name], found.get(against, {}))):
+                between.append(head | {"against": against} | row)
     seconds = {name: {str(i): [s for *_, s in found] for i, found in by_cell.items()} for name, by_cell in times.items()}
     return {
-        "table": rows, "means": means(rows, ("work", "layout")), "between": between, "seconds": seconds,
+        "table": rows, "means": means(rows, ("work", "layout", "setup_label")), "between": between, "seconds": seconds,
         "cells": [c.to_dict() for c in cells], "close": close_backends(cells, times),
     }  # fmt: skip
+
+
+def _told(contender: str, labels: dict[str, Any]) -> dict[str, Any]:
+    """What a contender's name says of its rows: its setup is the call's and its own."""
+    named = Named.parse(contender)
+    setup = values_of(labels) | named.setup
+    return {"layout": named.layout, "setup": setup, "setup_label": label({"setup": setup})}
 
 
 def _row(ours: dict[tuple[int, int], float], theirs: dict[tuple[int, int], float]) -> dict[str, Any]:
@@ -220,14 +232,23 @@ def show(console: Console, record: dict[str, Any]) -> None:
     table = Table("work", "documents", "tokens", "questions", "new", "layout", "ours s", "stock s", "best stock", "ratio", "95 %")
     for row in record["table"]:
         sizes = (str(row[name]) for name in ("documents", "document_tokens", "questions", "new_tokens"))
-        figures = (f"{row['ours_s']:.3f}", f"{row['stock_s']:.3f}", row["best_stock"], f"{row['ratio']:.2f}")
-        table.add_row(row["work"], *sizes, row["layout"], *figures, f"{row['low']:.2f} to {row['high']:.2f}")
+        figures = (f"{row['ours_s']:.3f}", f"{row['stock_s']:.3f}", row["best_stock"])
+        table.add_row(row["work"], *sizes, _layout(row), *figures, f"{row['ratio']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}")
     console.print(table)
     for mean in record["means"]:
-        console.print(
-            f"{mean['work']}, {mean['layout']}: {mean['ratio']:.2f}x ({mean['low']:.2f} to {mean['high']:.2f}), {mean['cells']} cells"
-        )
+        console.print(f"{mean['work']}, {_layout(mean)}: {_ratio(mean)}, {mean['cells']} cells")
+    for row in record["between"]:
+        told = ", ".join(f"{row[name]} {name}" for name in ("documents", "document_tokens", "questions", "new_tokens"))
+        console.print(f"{row['work']} ({told}), {_layout(row)} against {row['against']}: {_ratio(row)}")
     console.print(f"stock backends within {CLOSE}x of the best of some cell: {', '.join(record['close']) or 'none timed'}")
+
+
+def _layout(row: dict[str, Any]) -> str:
+    return " ".join(filter(None, (row["layout"], row["setup_label"])))
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    return f"{row['ratio']:.2f}x ({row['low']:.2f} to {row['high']:.2f})"
 
 
 def environment(commit: str) -> dict[str, Any]:
@@ -294,8 +315,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cells", nargs="*", type=int, help="only these, counted from 0")
     parser.add_argument("--stock", nargs="*", default=["fa3", "flashinfer", "triton"], help="stock backends")
     parser.add_argument(
-        "--contenders", nargs="*", help="instead of split and the stock backends; interleaved; run-to-completion: interleaved so"
-    )
+        "--contenders", nargs="*",
+        help="instead of split and the stock backends: interleaved, run-to-completion (interleaved so), transformers, stock-BACKEND; ours "
+        "with fields of OursSetup of their own as split:deterministic=true,page_size=16",
+    )  # fmt: skip
+    parser.add_argument("--against", default=RUN_TO_COMPLETION, help="the contender of ours that the others are compared with, too")
     parser.add_argument("--scout", action="store_true", help="one seed, one pass: find out which stock backends count")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--passes", type=int, default=2)

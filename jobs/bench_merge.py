@@ -87,7 +87,7 @@ def merged(held: Record | None, records: Iterable[tuple[str, Record]]) -> Record
 
 def key_of(row: Row) -> tuple[Any, ...]:
     """What makes two rows the same measurement."""
-    return (*(row[name] for name in OF_CELL), row["model"], row["layout"], row["setup_label"])
+    return (*(row[name] for name in OF_CELL), row["model"], row["layout"], row["setup_label"], row.get("against", ""))
 
 
 def joined(held: Row, row: Row, sources: dict[str, Any]) -> Row:

@@ -28,6 +28,7 @@ PUBLISHED = {
 PRODUCT = "split"
 PUBLISHED_WORST = "worst cell 0.93x"
 PUBLISHED_CONTINUOUS = "1.22x"  # of mixed lengths: interleaved continuous over interleaved run-to-completion
+AGAINST = {"run-to-completion": "interleaved, run-to-completion"}  # as contenders are called, and here
 
 Row = Mapping[str, Any]
 
@@ -114,15 +115,17 @@ def _lost(whose: str, rows: Sequence[Row]) -> str:
 
 def _between(rows: Iterable[Row]) -> str:
     names = ("work", "model shape", "layout", "against", "sizes", "ratio", "95 %", "published")
-    lines = (
-        (r["work"], r["model"], _layout(r), f"interleaved, {r['against']}", _sizes(r), f"{r['ratio']:.2f}x", _interval(r), _continuous(r))
-        for r in rows
-    )
-    return "Layouts of this engine against each other:\n\n" + _table(names, lines)
+    lines = ((r["work"], r["model"], _layout(r), _against(r), _sizes(r), f"{r['ratio']:.2f}x", _interval(r), _continuous(r)) for r in rows)
+    return "This engine's layouts and setups against each other:\n\n" + _table(names, lines)
+
+
+def _against(row: Row) -> str:
+    return AGAINST.get(row["against"], str(row["against"]))
 
 
 def _continuous(row: Row) -> str:
-    return PUBLISHED_CONTINUOUS if row["layout"] == "interleaved" and row["work"] == "mixed lengths" else "-"
+    same = row["layout"] == "interleaved" and row["work"] == "mixed lengths" and row["against"] in AGAINST
+    return PUBLISHED_CONTINUOUS if same else "-"
 
 
 def _floors(rows: Sequence[Row]) -> str:
