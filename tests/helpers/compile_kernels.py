@@ -29,6 +29,7 @@ from askmany.kernels.greedy import GreedyPick, LegalPick, launch_feed
 from askmany.kernels.layout import MaskedBatch, MaskedItem
 from askmany.kernels.merge import merge, merge_tile
 from askmany.kernels.merge_into import launch_merge
+from askmany.kernels.ordered import ordered_product
 from askmany.kernels.rotary import Rotary, launch_rotate_and_store
 from askmany.kernels.store import launch_store, launch_store_ids
 from askmany.kernels.stream_attention import StreamAttention
@@ -149,6 +150,7 @@ def _rest(capability: tuple[int, int]) -> None:
     pick.run(logits)
     launch_feed(pick.out.tokens, torch.arange(rows), pick.out.tokens)
     which = torch.zeros(rows, dtype=torch.int32)
+    ordered_product(torch.empty(rows, 3584, dtype=HALF), torch.empty(512, 3584, dtype=HALF).t(), None, torch.empty(rows, 512, dtype=HALF))
     legal.run(logits, which, which, torch.zeros(1, -(-width // 32), dtype=torch.int32), pick.out, torch.zeros(rows, dtype=torch.int64))
 
 

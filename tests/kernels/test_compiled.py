@@ -15,6 +15,7 @@ from askmany.kernels.tiles import SHARED_MEMORY
 ROOT = Path(__file__).resolve().parents[2]
 ALWAYS = {"group_rows", "size_work", "emit_work", "settle", "attend_work", "merge_partials", "attend_masked", "merge_splits", "merge_rows"}
 ALWAYS |= {"rotate_rows", "store_rows", "store_row_ids", "scan_rows", "pick_rows", "scan_legal_rows", "pick_legal_rows", "feed_rows"}
+ALWAYS |= {"multiply_tiles"}
 
 
 @pytest.mark.timeout(300)
