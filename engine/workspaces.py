@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from askmany.engine.config import Layout, SchedulerLimits
 from askmany.engine.graphs import Bucket, request_buckets, row_buckets
+from askmany.engine.invariant_rows import whole_blocks
 from askmany.engine.prefill import MOST_CHUNKS
 from askmany.engine.split_space import SplitSize
 from askmany.kernels.plan import Chunking, WorkCapacity, default_capacity
@@ -75,10 +76,18 @@ def most_nodes(limits: SchedulerLimits) -> int:
 
 
 def split_buckets(limits: SchedulerLimits) -> list[Bucket]:
-    """Decode steps by rows; steps with question tails or small chunks by rows, too."""
+    """Decode steps by rows; steps with question tails or small chunks by rows, too. In deterministic mode whole blocks of products alone:
+    fewer rows would be filled up in every layer."""
     most = limits.max_rows
-    mixed = [rows for rows in MIXED_ROWS if rows <= limits.step_tokens]
-    return [Bucket(rows, rows, True) for rows in row_buckets(most)] + [Bucket(rows, min(rows, most), False) for rows in mixed]
+    decode, mixed = row_buckets(most), [rows for rows in MIXED_ROWS if rows <= limits.step_tokens]
+    if limits.deterministic:
+        decode, mixed = _whole(decode), _whole(mixed)
+    return [Bucket(rows, rows, True) for rows in decode] + [Bucket(rows, min(rows, most), False) for rows in mixed]
+
+
+def _whole(counts: list[int]) -> list[int]:
+    """Those in whole blocks, and the largest."""
+    return [rows for rows in counts if rows == whole_blocks(rows) or rows == counts[-1]]
 
 
 def bucket_size(bucket: Bucket, limits: SchedulerLimits, nodes: int, pages: int) -> SplitSize:

@@ -39,6 +39,8 @@ DEVICE_HALF = {
     "kernel_loading",
     "kernel_steps",
     "held_rows",
+    "invariant_check",
+    "invariant_rows",
     "host_threads",
     "kv_pool",
     "masks",
