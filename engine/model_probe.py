@@ -6,7 +6,7 @@ library of models; whoever loads one turns the answers into a refusal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from askmany.kernels.layout import PrivateItem, SplitBatch
 
 TOKENS = 12
 COPIES = 3
+MANY_COPIES = 12  # more rows than one block of a matrix product has
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}  # of the logits' norm; a wrong attention is off by O(1)
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "chunk_size", "attention_chunk_size")  # arguments, when they are not None
 VARYING_ROPE = {"dynamic", "longrope"}
@@ -67,6 +68,27 @@ class Notes:
     def _note_width(self, kind: str, tokens: int | None) -> None:
         if tokens is not None and tokens < self.context_tokens:
             self.asked.add(f"{kind} over {tokens} tokens (the context is {self.context_tokens})")
+
+
+class OwnValues:
+    """An attention in which a row sees itself alone: whatever logits then depend on, it is not attention."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """As `StepAttention.attend`."""
+        return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+
+
+def experts(config: Any) -> int:
+    """Experts that a layer of the model chooses from, by its config; 0 where layers are dense."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    return max(int(getattr(config, name, None) or 0) for name in names)
+
+
+def rows_complaint(few: Sequence[Tensor], copies: Tensor) -> str | None:
+    """What is wrong with the logits of `OwnValues`: `copies` [N * TOKENS, V] of probes side by side, `few` those of fewer of these rows."""
+    parts = torch.split(copies, TOKENS)
+    same = all(torch.equal(part, parts[0]) for part in parts) and all(torch.equal(logits, copies[: len(logits)]) for logits in few)
+    return None if same else "deterministic mode does not make its logits independent of the rows around them"
 
 
 def _values_of(tree: Mapping[str, Any], key: str) -> set[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,12 @@ from torch import Tensor
 from askmany.engine import model_probe
 from askmany.engine.batch import StepBatch
 from askmany.engine.errors import ConfigError, EngineError
+from askmany.engine.invariant_check import settle_products
+from askmany.engine.invariant_rows import InvariantRows, whole_blocks
 from askmany.engine.kv_pool import KVPool, KVShape
 from askmany.engine.memory import step_bytes
 from askmany.engine.model import StepRows
+from askmany.engine.model_surgery import ROWS
 from askmany.engine.sglang_compat import HandedBack, HostedModel, LoadFormat, capture_scope, decode_batch, extend_batch, installed_release
 from askmany.engine.sglang_layers import unsupported
 from askmany.engine.sglang_rotary import OwnRotary, Turned, own_rotary
@@ -76,11 +79,15 @@ class _Lone:
 class SglangModel:
     """A loaded decoder: `forward` a step over a KV pool of `kv_shape`."""
 
-    def __init__(self, hosted: HostedModel, name: str, device: torch.device, context_tokens: int | None = None) -> None:
-        """`context_tokens`: the longest text it will be given (default: the model's own limit).
+    def __init__(
+        self, hosted: HostedModel, name: str, device: torch.device, context_tokens: int | None = None, deterministic: bool = False
+    ) -> None:
+        """`context_tokens`: the longest text it will be given (default: the model's own limit). `deterministic`: `hosted` was made
+        `invariant`, and every row's bits shall be its own.
 
-        Raises ConfigError if the model's attention is not ours.
+        Raises ConfigError if the model's attention is not ours, or if its rows are not by themselves.
         """
+        self._alone = InvariantRows() if deterministic else None
         self._hosted = hosted
         self.name = name
         self.device = device
@@ -88,6 +95,7 @@ class SglangModel:
         self.context_tokens = min(context_tokens or int(hosted.config.context_len), int(hosted.config.context_len))
         self.kv_shape = self._shape()
         with torch.inference_mode():
+            self._settle_rows()
             expected = self._check_logits()
             self._own_rotary = self._left_rotary(expected)
             self._leave_logits(expected)
@@ -103,21 +111,19 @@ class SglangModel:
         deterministic: bool = False,
     ) -> SglangModel:
         """Load a folder of config and weights. `dtype` None keeps the checkpoint's; `load_format` dummy reads no weights; `deterministic`
-        makes every row's bits its own, on a GPU alone.
+        makes every row's bits its own (on a CPU for small layers alone: a large activation's elements are shared out to threads).
 
         Raises ConfigError in one line. A process holds one model of SGLang's at a time: `close` the one before.
         """
         if installed_release() is None:
             raise ConfigError("engine.backend sglang: the package sglang is not installed")
-        if deterministic and device.type == "cpu":
-            raise ConfigError("engine.backend sglang: deterministic needs a GPU; on a CPU it needs backend transformers")
         named = "auto" if dtype is None else str(dtype).removeprefix("torch.")
         try:
             hosted = HostedModel(folder, device, named, load_format, deterministic)
         except Exception as error:  # files of strangers, read by several libraries: any error means that they cannot be loaded
             raise ConfigError(f"model {folder} cannot be loaded by sglang {installed_release()}: {_one_line(error)}") from error
         try:
-            return cls(hosted, str(folder), device, context_tokens)
+            return cls(hosted, str(folder), device, context_tokens, deterministic)
         except BaseException:
             hosted.close()
             raise
@@ -138,7 +144,8 @@ class SglangModel:
 
     def step_bytes(self, step_tokens: int, rows: int) -> int:
         """An upper estimate of what a step of `step_tokens`, of which `rows` are sampled, needs beside weights and pool."""
-        return step_bytes(self._hosted.config.hf_text_config, self.kv_shape.head_dim, self.vocabulary, step_tokens, rows)
+        counts = (step_tokens, rows) if self._alone is None else (whole_blocks(step_tokens), whole_blocks(rows))
+        return step_bytes(self._hosted.config.hf_text_config, self.kv_shape.head_dim, self.vocabulary, *counts)
 
     def forward(self, batch: StepBatch, pool: KVPool) -> Tensor:
         """Run one step: stores the rows' K and V in `pool`, returns the logits [N, V] of the batch's sampled rows, in their order.
@@ -148,14 +155,14 @@ class SglangModel:
         last = int(batch.positions.max())
         if last >= self.context_tokens:
             raise EngineError(f"model {self.name}: position {last} lies beyond its context of {self.context_tokens} tokens")
-        return self._run(batch, StepAttention.of(batch, pool, self.device, None))
+        return self._run(batch, StepAttention.of(batch, pool, self.device, None if self._alone is None else ROWS))
 
     def run_rows(self, rows: StepRows, attention: LayerAttention) -> Tensor:
         """Logits [W, V] of the wanted rows; nothing of it waits for the device. Positions must lie in the context."""
         at = (rows.token_ids, rows.positions, rows.slots)
         batch = decode_batch(*at) if rows.wanted is None else extend_batch(*at, rows.wanted.lengths)
         with self._unrotated(rows.unrotated):
-            return self._hosted.run(StreamBackend(attention), batch)
+            return self._pass(StreamBackend(attention), batch)
 
     def capture_scope(self) -> AbstractContextManager[None]:
         """SGLang's own, in which its layers avoid what cannot be captured."""
@@ -166,11 +173,33 @@ class SglangModel:
         ids, positions, slots = (x.to(self.device, non_blocking=True) for x in (batch.token_ids, batch.positions, batch.store_slots))
         wanted = batch.sampled_rows
         if len(wanted) == len(ids) and bool((wanted == torch.arange(len(wanted))).all()):
-            return self._hosted.run(backend, decode_batch(ids, positions, slots))
+            return self._pass(backend, decode_batch(ids, positions, slots))
         ordered, order = torch.sort(wanted)
         runs = run_lengths(ordered, len(ids))
-        logits = self._hosted.run(backend, extend_batch(ids, positions, slots, runs.to(self.device, non_blocking=True)))
+        logits = self._pass(backend, extend_batch(ids, positions, slots, runs.to(self.device, non_blocking=True)))
         return logits[torch.argsort(order).to(self.device, non_blocking=True)]
+
+    def _pass(self, backend: StreamBackend, batch: Any) -> Tensor:
+        with self._alone or nullcontext():
+            return self._hosted.run(backend, batch)
+
+    def _settle_rows(self) -> None:
+        """In deterministic mode: try its products on this machine, then the whole forward pass but attention, in few and many rows."""
+        if self._alone is None:
+            return
+        if model_probe.experts(self._hosted.config.hf_text_config):
+            raise self._refusal("its experts do not run with deterministic mode")
+        settle_products(self._alone, lambda: self._lone_rows(model_probe.TOKENS), self.name)
+        most = model_probe.MANY_COPIES * model_probe.TOKENS
+        if complaint := model_probe.rows_complaint([self._lone_rows(rows) for rows in (1, model_probe.TOKENS)], self._lone_rows(most)):
+            raise self._refusal(complaint)
+
+    def _lone_rows(self, count: int) -> Tensor:
+        """Logits [count, V] of the first rows of many probes, each row by itself."""
+        batch = model_probe.probe_batch(self.vocabulary, model_probe.MANY_COPIES)
+        ids, positions, slots = (x[:count] for x in (batch.token_ids, batch.positions, batch.store_slots))
+        rows = replace(batch, token_ids=ids, positions=positions, store_slots=slots, sampled_rows=torch.arange(count))
+        return self._probed(rows, model_probe.OwnValues()).clone()
 
     def _shape(self) -> KVShape:
         hosted = self._hosted

@@ -20,6 +20,8 @@ from transformers.utils import logging
 from askmany.engine import model_probe
 from askmany.engine.batch import StepBatch
 from askmany.engine.errors import ConfigError
+from askmany.engine.invariant_check import settle_products
+from askmany.engine.invariant_rows import InvariantRows, whole_blocks
 from askmany.engine.kv_pool import KVPool, KVShape
 from askmany.engine.memory import step_bytes
 from askmany.engine.model import StepRows
@@ -60,6 +62,7 @@ class TransformersModel:
         AttentionInterface.register(ATTENTION, _attention_hook)
         self._model = model.train(False)
         self._row_block = ROWS if deterministic else None
+        self._alone: InvariantRows | None = None
         self._config = model.config.get_text_config()
         self.name = str(model.config.name_or_path) or type(model).__name__
         self.vocabulary = int(self._config.vocab_size)
@@ -70,7 +73,7 @@ class TransformersModel:
             if self.device.type == "cpu":
                 lay_out_weights(self._model)
             if deterministic:
-                in_row_blocks(self._model)
+                self._settle_rows()
             self._check_logits(expected)
 
     @classmethod
@@ -106,7 +109,8 @@ class TransformersModel:
 
     def step_bytes(self, step_tokens: int, rows: int) -> int:
         """An upper estimate of what a step of `step_tokens`, of which `rows` are sampled, needs beside weights and pool."""
-        return step_bytes(self._config, self.kv_shape.head_dim, self.vocabulary, step_tokens, rows)
+        counts = (step_tokens, rows) if self._alone is None else (whole_blocks(step_tokens), whole_blocks(rows))
+        return step_bytes(self._config, self.kv_shape.head_dim, self.vocabulary, *counts)
 
     def forward(self, batch: StepBatch, pool: KVPool) -> Tensor:
         """Run one step: stores the rows' K and V in `pool`, returns the logits [N, V] of the batch's sampled rows."""
@@ -117,10 +121,7 @@ class TransformersModel:
         if rows.unrotated:
             raise RuntimeError(f"model {self.name} turns queries and keys by itself")
         kept = 0 if rows.wanted is None else rows.wanted.rows  # 0 means all
-        ids, positions = rows.token_ids[None], rows.positions[None]
-        output = self._model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=kept, askmany=attention)
-        logits: Tensor = output.logits
-        return logits[0]
+        return self._pass(rows.token_ids, rows.positions, kept, attention)
 
     def capture_scope(self) -> AbstractContextManager[None]:
         """Nothing needs to be held."""
@@ -131,9 +132,26 @@ class TransformersModel:
         ids, positions, rows = (
             tensor.to(self.device, non_blocking=True) for tensor in (batch.token_ids, batch.positions, batch.sampled_rows)
         )
-        output = self._model(input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=rows, askmany=attention)
+        return self._pass(ids, positions, rows, attention)
+
+    def _pass(self, ids: Tensor, positions: Tensor, kept: Tensor | int, attention: LayerAttention) -> Tensor:
+        """Logits [N, V] of the rows `kept`, of all T where it is 0."""
+        ids, positions = ids[None], positions[None]
+        with self._alone or nullcontext():
+            output = self._model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=kept, askmany=attention)
         logits: Tensor = output.logits
         return logits[0]
+
+    def _settle_rows(self) -> None:
+        """Make every row's bits its own: on a GPU by products in blocks, on a CPU, where activations need it too, module by module."""
+        if model_probe.experts(self._config):
+            raise self._refusal("its experts do not run with deterministic mode")
+        if self.device.type == "cpu":
+            in_row_blocks(self._model)
+            return
+        self._alone = InvariantRows()
+        probe = model_probe.probe_batch(self.vocabulary, 1)
+        settle_products(self._alone, lambda: self.run(probe, model_probe.OwnValues()), self.name)
 
     def _own_logits(self) -> Tensor:
         """The probe's logits by Transformers' own attention."""

@@ -55,8 +55,8 @@ class HostedModel:
     def __init__(
         self, folder: str | Path, device: torch.device, dtype: str = "auto", load_format: LoadFormat = "auto", invariant: bool = False
     ) -> None:
-        """`load_format` dummy: weights are drawn at random and only the config is read. `invariant`: matrix products and norms whose bits
-        do not depend on the rows around (SGLang's batch-invariant operations, for GPUs). Raises whatever SGLang raises.
+        """`load_format` dummy: weights are drawn at random and only the config is read. `invariant`: linear layers multiply by PyTorch's
+        operations alone, which `InvariantRows` sees (SGLang's own batch-invariant mode stays off). Raises whatever SGLang raises.
         """
         _prepare_process(device)
         self._rendezvous = tempfile.TemporaryDirectory(prefix="askmany-sglang-")
@@ -213,8 +213,18 @@ def _server_arguments(folder: str | Path, device: torch.device, dtype: str, load
         disable_cuda_graph=True,
         log_level="error",
         random_seed=0,
-        **({"enable_deterministic_inference": True} if invariant else {}),
+        **_plain_products(invariant),
     )
+
+
+def _plain_products(wanted: bool) -> dict[str, str]:
+    """The argument that keeps SGLang's own kernels for bf16 products out, which choose by the row count; 0.5.15 has none where they are
+    not asked for."""
+    if not wanted:
+        return {}
+    from sglang.srt.layers.quantization.unquant import Bf16GemmBackend
+
+    return {"bf16_gemm_backend": "torch"} if "torch" in {backend.value for backend in Bf16GemmBackend} else {}
 
 
 def _build_runner(arguments: Any, gpu: int) -> Any:
