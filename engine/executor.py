@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -64,13 +65,16 @@ class TorchExecutor:
         page_size: int,
         constraints: Constraints | None = None,
         steps: KernelSteps | GroupSteps | None = None,
+        alone: AbstractContextManager[object] | None = None,
     ) -> None:
+        """`alone`: held wherever rows of logits are reduced together, to make each row's bits its own; may be entered again and again."""
         self.model = model
         self.pool = pool
         self.page_size = page_size
         self.steps = steps
         self._constraints = constraints
         self._scorer = LabelScorer()
+        self._alone = alone or nullcontext()
 
     def execute(self, plan: StepPlan) -> list[Sampled]:
         """One forward pass; one `Sampled` for each run that samples, in plan order. Raises EngineError when device or model fail."""
@@ -117,7 +121,7 @@ class TorchExecutor:
         if not places or self.steps is None:
             return None
         rows = [ScoredRow(launched.streams[place], launched.label_rows.get(place, 0)) for place in places]
-        with self.steps.clock.step():
+        with self.steps.clock.step(), self._alone:
             return ask_labels(rows, places, launched.logits).going_home()
 
     @torch.inference_mode()
@@ -180,7 +184,8 @@ class TorchExecutor:
         streams = batch.sampled_streams
         try:
             if batch.scored:
-                self._scorer.add(batch.scored, logits[len(streams) :])
+                with self._alone:
+                    self._scorer.add(batch.scored, logits[len(streams) :])
             drawn = self._draw(streams, logits[: len(streams)])
         except RuntimeError as error:
             raise self._failure(plan, error) from error
@@ -209,11 +214,12 @@ class TorchExecutor:
             return []
         masks = self._masks(streams)  # on the CPU, while a GPU is still busy with the forward pass
         samplings, indices = [s.question.sampling for s in streams], [len(s.answer_token_ids) for s in streams]
-        if masks is None:
-            return draw(logits, samplings, indices)
-        logits = logits.float()
-        totals = torch.logsumexp(logits, dim=-1)
-        return draw(hold(logits, masks), samplings, indices, totals)
+        with self._alone:
+            if masks is None:
+                return draw(logits, samplings, indices)
+            logits = logits.float()
+            totals = torch.logsumexp(logits, dim=-1)
+            return draw(hold(logits, masks), samplings, indices, totals)
 
     def _masks(self, streams: tuple[Stream, ...], room: Tensor | None = None) -> Masks | None:
         if self._constraints:

@@ -20,6 +20,7 @@ from askmany.engine.errors import ConfigError
 from askmany.engine.executor import TorchExecutor
 from askmany.engine.grammar import GrammarCompiler
 from askmany.engine.host_threads import keep_host_work_in_one_thread
+from askmany.engine.invariant_rows import InvariantRows
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.model import LoadedModel
 from askmany.engine.model_sglang import SglangModel
@@ -77,7 +78,7 @@ def load_executor(
     pool = KVPool(loaded.kv_shape, resolved.kv_pages * resolved.page_size, device)
     constraints = Constraints(partial(GrammarCompiler.load, model.folder, loaded.vocabulary, model.eos_token_ids))
     steps = _load_steps(loaded, pool, resolved, context_tokens) if device.type == "cuda" else None
-    return TorchExecutor(loaded, pool, resolved.page_size, constraints, steps), resolved
+    return TorchExecutor(loaded, pool, resolved.page_size, constraints, steps, InvariantRows() if config.deterministic else None), resolved
 
 
 def _load_steps(model: LoadedModel, pool: KVPool, config: EngineConfig, context_tokens: int) -> KernelSteps | None:

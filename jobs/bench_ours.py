@@ -24,6 +24,7 @@ from askmany.engine.constraints import Constraints
 from askmany.engine.engine import Engine
 from askmany.engine.executor import TorchExecutor
 from askmany.engine.host_threads import keep_host_work_in_one_thread
+from askmany.engine.invariant_rows import InvariantRows
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.metrics import Metrics
 from askmany.engine.model import LoadedModel
@@ -124,7 +125,8 @@ class OursContender:
             from askmany.engine.kernel_loading import load_steps
 
             steps = load_steps(model, pool, config, context_tokens)
-        self.executor = executor = TorchExecutor(model, pool, config.page_size, constraints, steps)
+        alone = InvariantRows() if config.deterministic else None
+        self.executor = executor = TorchExecutor(model, pool, config.page_size, constraints, steps, alone)
         make = ScheduledEngine if steps is None else ScheduledPipelinedEngine
         self._engine = make(build_scheduler(config), executor, _Silent(), check_share=0.0)
         self._engine.lengths = {}
@@ -225,7 +227,8 @@ def load_ours(folder: Path, device: torch.device, context_tokens: int, random_we
 
         torch.manual_seed(0)
         config = AutoConfig.from_pretrained(folder)
-        return TransformersModel(AutoModelForCausalLM.from_config(config, dtype=torch.float32))  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        return TransformersModel(model, deterministic)
     return TransformersModel.load(folder, device, torch.float32, deterministic, context_tokens)
 
 
