@@ -161,9 +161,19 @@ def _read(path: Path, required: bool = False) -> dict[str, Any]:
     return value
 
 
+def context_limit(folder: Path) -> int:
+    """The longest text in tokens, an answer included, that the model in `folder` is made for. ConfigError where its config tells none."""
+    return _context(str(folder), _of_text(_read(folder / "config.json", required=True)), folder)
+
+
+def _of_text(whole: dict[str, Any]) -> dict[str, Any]:
+    """What a config says of the language model, where it describes others beside it."""
+    return {**whole, **whole["text_config"]} if isinstance(whole.get("text_config"), dict) else whole
+
+
 def _facts(name: str, folder: Path, revision: str) -> ResolvedModel:
     whole = _read(folder / "config.json", required=True)
-    config = {**whole, **whole["text_config"]} if isinstance(whole.get("text_config"), dict) else whole
+    config = _of_text(whole)
     if config.get("is_encoder_decoder"):
         raise ConfigError(f"model {name}: {config.get('model_type')} is an encoder-decoder; askmany runs decoders")
     query_heads = _integer(name, config, "num_attention_heads", "n_head")

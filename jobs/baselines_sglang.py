@@ -16,11 +16,13 @@ from time import perf_counter
 from typing import Any
 
 from askmany.engine.errors import ConfigError
+from askmany.engine.models import context_limit
 from askmany.jobs.bench_cells import Cell, Drawn
 
 BACKENDS = ("fa3", "flashinfer", "triton")
 GRAPH_ROWS = (1, 2, 4, 8, 12, 16, 24, *range(32, 513, 16))
 LEAST_CONTEXT = 8200  # SGLang captures no prefill graph above its context length, and has them up to 8,192 tokens
+KEPT_TOKENS = 8  # SGLang refuses prompts that come closer to its context than this, and cuts answers that do
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +51,18 @@ class StockContender:
         self, folder: Path, name: str, most_rows: int, context_tokens: int, random_weights: bool, memory: float = 0.85,
         kv_tokens: int | None = None,
     ) -> None:  # fmt: skip
-        """`name`: see `Variant`; `most_rows`: the largest batch that will decode; `memory`: SGLang's `mem_fraction_static`; `kv_tokens`: of
-        its pool, where that is not what memory leaves."""
+        """`name`: see `Variant`; `most_rows`: the largest batch that will decode; `context_tokens`: the longest prompt with its answer;
+        `memory`: SGLang's `mem_fraction_static`; `kv_tokens`: of its pool, where that is not what memory leaves. ConfigError for an unknown
+        name, or a context that the model has not."""
+        variant, context = Variant.parse(name), context_length(folder, context_tokens)
         import sglang
         from sglang.srt.server_args import ServerArgs
 
-        variant = Variant.parse(name)
         rows = variant.most_rows or most_rows
         options: dict[str, Any] = {
             "model_path": str(folder), "attention_backend": variant.backend, "skip_tokenizer_init": True, "log_level": "error",
             "random_seed": 0, "mem_fraction_static": memory, "max_running_requests": rows, "schedule_policy": variant.policy,
-            "context_length": max(context_tokens, LEAST_CONTEXT), "dtype": "bfloat16", "max_total_tokens": kv_tokens,
+            "context_length": context, "dtype": "bfloat16", "max_total_tokens": kv_tokens,
             "load_format": "dummy" if random_weights else "auto",
         }  # fmt: skip
         self._engine = sglang.Engine(**options, **_graph_options(ServerArgs, rows))
@@ -86,11 +89,19 @@ class StockContender:
         return taken_s
 
     def answers(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[dict[str, Any]]:
-        """Greedy answers: for each prompt its `token_ids`, their `logprobs`, and the `gaps` of the two largest log-probabilities."""
+        """Greedy answers: for each prompt its `token_ids`, their `logprobs`, and the `gaps` of the two largest log-probabilities.
+
+        Raises RuntimeError when an answer is shorter than `new_tokens`: it would pass for one that differs.
+        """
         outputs = self._engine.generate(
             input_ids=[list(prompt) for prompt in prompts], sampling_params=_sampling(new_tokens), return_logprob=True, top_logprobs_num=2
         )
-        return [_answer(output["meta_info"]) for output in outputs]
+        found = [_answer(output["meta_info"]) for output in outputs]
+        for prompt, (answer, output) in enumerate(zip(found, outputs, strict=True)):
+            if {len(values) for values in answer.values()} != {new_tokens}:
+                why = output["meta_info"].get("finish_reason")
+                raise RuntimeError(f"sglang gave {len(answer['token_ids'])} of {new_tokens} answer tokens for prompt {prompt}: {why}")
+        return found
 
     def notes(self) -> dict[str, Any]:
         """Nothing beside the times."""
@@ -98,6 +109,19 @@ class StockContender:
 
     def close(self) -> None:
         self._engine.shutdown()
+
+
+def context_length(folder: Path, context_tokens: int) -> int:
+    """What SGLang is given as its context: LEAST_CONTEXT, or more where the longest prompt with its answer (`context_tokens`) needs more.
+
+    Never above what the model's config allows, with which SGLang would not start. ConfigError when that is too little.
+    """
+    limit, needed = context_limit(folder), context_tokens + KEPT_TOKENS
+    if needed > limit:
+        raise ConfigError(
+            f"model {folder}: its context has {limit} tokens; prompt and answer take {context_tokens}, and stock SGLang keeps {KEPT_TOKENS}"
+        )
+    return min(limit, max(needed, LEAST_CONTEXT))
 
 
 def _others(drawn: Drawn) -> list[list[int]]:

@@ -60,7 +60,7 @@ def make(job: dict[str, Any], cells: list[Cell]) -> Contender:
         from askmany.jobs.baselines_sglang import StockContender
 
         stock = name.removeprefix("stock-")
-        return StockContender(folder, stock, rows, context + 8, job["random_weights"], kv_tokens=setup.get("kv_tokens"))
+        return StockContender(folder, stock, rows, context, job["random_weights"], kv_tokens=setup.get("kv_tokens"))
     if name == "transformers":
         from askmany.jobs.bench_plain import PlainContender
 

@@ -22,12 +22,14 @@ from askmany.engine.choice import Choice, Expected, choose
 from askmany.engine.config import EngineConfig
 from askmany.engine.constraints import Constraints
 from askmany.engine.engine import Engine
+from askmany.engine.errors import ConfigError
 from askmany.engine.executor import TorchExecutor
 from askmany.engine.host_threads import keep_host_work_in_one_thread
 from askmany.engine.invariant_rows import InvariantRows
 from askmany.engine.kv_pool import KVPool
 from askmany.engine.metrics import Metrics
 from askmany.engine.model import LoadedModel
+from askmany.engine.models import context_limit
 from askmany.engine.pipelined import PipelinedEngine
 from askmany.engine.request import Document, FinishReason, Question, Sampling, Stream, StreamResult
 from askmany.engine.step import Sampled
@@ -212,7 +214,13 @@ def captured_s(taken: Mapping[Bucket, float]) -> dict[str, float]:
 
 
 def load_ours(folder: Path, device: torch.device, context_tokens: int, random_weights: bool, deterministic: bool = False) -> LoadedModel:
-    """The model through SGLang on a GPU, through Transformers on a CPU."""
+    """The model through SGLang on a GPU, through Transformers on a CPU, for prompts of at most `context_tokens` with their answers.
+
+    ConfigError when its config allows fewer: positions beyond have no entry in its rotary tables.
+    """
+    limit = context_limit(folder)
+    if context_tokens > limit:
+        raise ConfigError(f"model {folder}: its context has {limit} tokens; prompt and answer take {context_tokens}")
     keep_host_work_in_one_thread(device)
     if device.type == "cuda":
         from askmany.engine.model_sglang import SglangModel

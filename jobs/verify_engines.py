@@ -30,14 +30,19 @@ def answers(name: str, options: Namespace) -> list[Trace]:
 
 
 def ours(folder: str, prompts: Prompts, new_tokens: int, device: torch.device, setup: dict[str, Any]) -> list[Trace]:
-    """All questions of all documents together."""
+    """All questions of all documents together. Raises RuntimeError when what was drawn is not what the engine answered."""
     context = _context(prompts, new_tokens)
     model = load_ours(Path(folder), device, context, False, setup.get("deterministic", False))
     contender = OursContender(model, OursSetup(**setup), context, [])
     notes: dict[tuple[str, str], list[Sampled]] = defaultdict(list)
     _note_samples(contender.executor, notes)
-    contender.answer([(document, questions, [new_tokens] * len(questions)) for document, questions in prompts])
-    found = [notes[f"d{d}", f"q{q}"][:new_tokens] for d, (_, questions) in enumerate(prompts) for q in range(len(questions))]
+    _, results = contender.answer([(document, questions, [new_tokens] * len(questions)) for document, questions in prompts])
+    answered = {(result.document_key, result.question_id): result.answer_token_ids for result in results}
+    keys = [(f"d{d}", f"q{q}") for d, (_, questions) in enumerate(prompts) for q in range(len(questions))]
+    found = [notes[key][:new_tokens] for key in keys]
+    for key, own in zip(keys, found, strict=True):
+        if tuple(s.token_id for s in own) != answered[key] or len(own) != new_tokens:
+            raise RuntimeError(f"question {key} was answered with {len(answered[key])} tokens, and {len(notes[key])} were drawn")
     return [Trace([s.token_id for s in own], [s.logprob for s in own], [s.margin for s in own]) for own in found]
 
 
@@ -68,7 +73,7 @@ def stock(backend: str, folder: str, prompts: Prompts, new_tokens: int) -> list[
     from askmany.jobs.baselines_sglang import StockContender
 
     flat = [document + question for document, questions in prompts for question in questions]
-    engine = StockContender(Path(folder), backend, len(flat), _context(prompts, new_tokens) + 8, False)
+    engine = StockContender(Path(folder), backend, len(flat), _context(prompts, new_tokens), False)
     try:
         return [Trace(**answer) for answer in engine.answers(flat, new_tokens)]
     finally:
@@ -76,7 +81,8 @@ def stock(backend: str, folder: str, prompts: Prompts, new_tokens: int) -> list[
 
 
 def _context(prompts: Prompts, new_tokens: int) -> int:
-    return max(len(document) + len(question) for document, questions in prompts for question in questions) + new_tokens + 1
+    """Tokens of the longest prompt with its answer."""
+    return max(len(document) + len(question) for document, questions in prompts for question in questions) + new_tokens
 
 
 def _note_samples(executor: TorchExecutor, notes: dict[tuple[str, str], list[Sampled]]) -> None:

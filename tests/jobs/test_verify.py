@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from askmany.engine.errors import ConfigError
 from askmany.jobs import verify
 from askmany.jobs.verify import Trace, compare, complaints, divergence
 from askmany.jobs.verify_chance import Chance, chance, paired_interval
 from askmany.jobs.verify_engines import answers
 from tests.helpers.tiny_models import VOCABULARY, tiny_model
+from tests.helpers.word_model import word_model
 
 SETUP = '{"page_size": 8, "kv_tokens": 1024, "step_tokens": 64, "max_rows": 8}'
 
@@ -50,6 +52,15 @@ def test_this_engine_answers_as_plain_transformers(tmp_path: Path, prompts: Path
     assert 0 < found["largest_difference"] < 1e-3
     gaps = [(a, b) for one, other in zip(*traces.values(), strict=True) for a, b in zip(one.gaps, other.gaps, strict=True)]
     assert all(a == pytest.approx(b, abs=1e-3) for a, b in gaps)
+
+
+def test_prompts_beyond_the_models_context_are_refused(tmp_path: Path, prompts: Path) -> None:
+    """By this engine, too, before weights are loaded: its graphs do not look whether a position has a rotary entry."""
+    folder = word_model(tmp_path / "model", 32)  # the longest prompt has 34 tokens
+    options = Namespace(model=str(folder), prompts=prompts, new_tokens=5, device="cpu", setup=SETUP)
+    for name in ("ours", "stock-triton"):
+        with pytest.raises(ConfigError, match="its context has 32 tokens; prompt and answer take 39"):
+            answers(name, options)
 
 
 def trace(*token_ids: int, gap: float = 0.5, logprob: float = -1.0) -> Trace:
