@@ -20,7 +20,7 @@ SHOWN_TOKENS = 12
 def main(config: Path, overrides: Sequence[str], doc_id: str | None, question_id: str | None, console: Console, chunk: int = 0) -> int:
     """Print the prompt as the model gets it. ConfigError when there is no such document, chunk of it, or question."""
     opened = open_run(load_config(config, overrides), own_output=False)
-    source = next((document for document in _documents(opened) if doc_id in (None, document.doc_id)), None)
+    source = next((document for document in documents(opened) if doc_id in (None, document.doc_id)), None)
     if source is None:
         raise ConfigError("input.uri: " + ("no document there" if doc_id is None else f"no document {doc_id!r} there"))
     parts = opened.preparer.parts(source)
@@ -36,7 +36,8 @@ def main(config: Path, overrides: Sequence[str], doc_id: str | None, question_id
     return 0
 
 
-def _documents(opened: OpenedRun) -> Iterator[SourceDocument]:
+def documents(opened: OpenedRun) -> Iterator[SourceDocument]:
+    """The documents of a run's input, in its order; rows that are none are left out."""
     for file in opened.files:
         for span in plan_spans(file, opened.config.input, 1 << 62):
             yield from (item for item in scan(span, opened.config.input) if not isinstance(item, DeadLetter))
