@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
@@ -134,9 +136,12 @@ def main(arguments: list[str] | None = None) -> None:
     if options.only:
         _answer_here(options)
         return
-    found = _held(options)
+    found, began_s = _held(options), time.monotonic()
     for name in options.engines:
-        if name not in found and (said := _in_own_process(name, given, options.limit_s)):
+        left_s = options.total_s - (time.monotonic() - began_s)
+        if name in found or left_s <= 0:
+            continue
+        if said := _in_own_process(name, given, min(options.limit_s, left_s)):
             found[name] = said
             _write(options, found)
     record = _record(options, found)
@@ -156,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--setup", default="{}", help="JSON: fields of OursSetup")
     parser.add_argument("--limit-s", type=float, default=300.0, help="seconds that each engine may take")
+    parser.add_argument("--total-s", type=float, default=math.inf, help="seconds after which no engine runs on")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--add", action="store_true", help="do not ask engines whose answers lie beside --out")
     parser.add_argument("--commit", default="")

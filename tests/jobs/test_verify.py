@@ -149,6 +149,20 @@ def test_one_engine_that_fails_and_one_that_hangs_leave_the_others_answers(
         verify.main([*command, "--add", "--new-tokens", "9"])
 
 
+def test_all_engines_end_within_the_call(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A process of its own would outlive a call that is killed, and keep the device's memory."""
+    played_by(monkeypatch, tmp_path, f"case $name in *slow) exec sleep 300;; esac; {SAID}; echo 'BENCH END'")
+    names = ["ours", "stock-slow", "stock-a"]
+    with pytest.raises(SystemExit):
+        verify.main(["--model", "m", "--prompts", str(prompts), "--engines", *names, "--total-s", "5"])
+    said = capsys.readouterr().out
+    assert "STOPPED stock-slow after" in said
+    assert "MISSING: stock-a gave no answers" in said
+    assert [line.split()[-1] for line in (tmp_path / "ran").read_text().splitlines()] == ["ours", "stock-slow"]
+
+
 def test_the_record_is_there_after_every_engine(tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, seen = tmp_path / "verify.json", []
 
