@@ -150,6 +150,12 @@ def whole_blocks(rows: int) -> int:
     return -(-rows // BLOCK) * BLOCK
 
 
+def in_blocks(apply: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor:
+    """`apply`, which maps each row by itself, over `rows` [T, ...] in blocks of exactly `size`; zeros fill the last."""
+    filled = _filled(rows, -(-len(rows) // size) * size)
+    return torch.cat([apply(block) for block in torch.split(filled, size)])[: len(rows)]
+
+
 def _dense(rows: Tensor) -> Tensor:
     """The same rows, lying as memory of their own would."""
     return rows if rows.is_contiguous() and rows.data_ptr() % ALIGNMENT == 0 else rows.clone(memory_format=torch.contiguous_format)
@@ -197,8 +203,7 @@ def _along_rows(places: int, mode: InvariantRows, func: Any, args: Sequence[Any]
         return None
     rows, along = x.reshape(-1, x.shape[-1]), [1] if isinstance(dims, (list, tuple)) else 1
     options = {name: value for name, value in named.items() if name != "dim"}
-    parts = [func(_filled(part, REDUCED), along, *args[places:], **options) for part in rows.split(REDUCED)]
-    done = torch.cat(parts)[: len(rows)]
+    done = in_blocks(lambda block: func(block, along, *args[places:], **options), rows, REDUCED)
     return done.reshape(*x.shape[:-1], *done.shape[1:])
 
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-import torch
 from torch import Tensor, nn
+
+from askmany.engine.invariant_rows import in_blocks
 
 ROWS = 32
 
@@ -44,10 +45,7 @@ class RowBlocks(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])  # [N, in]
-        count = flat.shape[0]
-        padded = flat.new_zeros(-(-count // self.rows) * self.rows, flat.shape[1])
-        padded[:count] = flat
-        done = torch.cat([self.inner(block) for block in torch.split(padded, self.rows)])[:count]
+        done = in_blocks(self.inner, flat, self.rows)
         return done.view(*x.shape[:-1], done.shape[1])
 
 

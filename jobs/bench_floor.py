@@ -116,10 +116,13 @@ def main(arguments: list[str] | None = None) -> None:
         if perf_counter() - started_s > options.limit_s:
             print(f"LEFT OUT for time: {cell}", flush=True)
             continue
-        record["table"].append(_measured(options, setup, contender, cell, element_bytes))
+        bench = Bench(contender, cell, draw(cell, 0, vocabulary(options.shape)), options.new_tokens[0])
+        record["table"].append(_measured(options, setup, bench, cell, element_bytes))
         record["notes"] = {setup.layout: contender.notes()}
         write_record(options.out, record)
         print(line(record["table"][-1]), flush=True)
+        if options.profile:
+            _tell_launches(options, bench, cell)
 
 
 def _load(options: argparse.Namespace, setup: OursSetup, cells: Sequence[Cell]) -> tuple[OursContender, int]:
@@ -145,17 +148,18 @@ def _labels(options: argparse.Namespace) -> dict[str, Any]:
     return {"model": options.shape, "setup": json.loads(options.setup)}
 
 
-def _measured(options: argparse.Namespace, setup: OursSetup, contender: OursContender, cell: Cell, element_bytes: int) -> dict[str, Any]:
+def _measured(options: argparse.Namespace, setup: OursSetup, bench: Bench, cell: Cell, element_bytes: int) -> dict[str, Any]:
     """A cell's row."""
     short, peaks = options.new_tokens[0], Peaks(options.bytes_per_s, options.flop_per_s)
     least_s = floor_s(operations(Decoder.of(SHAPES[options.shape]), decode_step(cell, short, element_bytes)), peaks)
-    bench = Bench(contender, cell, draw(cell, 0, vocabulary(options.shape)), short)
     row = row_of(cell, [bench.run() for _ in range(options.runs)], least_s)
-    if options.profile:
-        step = bench.profile(torch.device(options.device))
-        write_record(options.profile.with_name(f"{options.profile.stem}-{cell.document_tokens}-{cell.questions}.json"), step)
-        print(text(step), flush=True)
     return _labels(options) | {"layout": setup.layout, "short_tokens": short} | row | asdict(peaks)
+
+
+def _tell_launches(options: argparse.Namespace, bench: Bench, cell: Cell) -> None:
+    step = bench.profile(torch.device(options.device))
+    write_record(options.profile.with_name(f"{options.profile.stem}-{cell.document_tokens}-{cell.questions}.json"), step)
+    print(text(step), flush=True)
 
 
 def line(row: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ from askmany.jobs.bench_process import lines_of
 from askmany.jobs.bench_ratios import geometric_mean, means, summary
 from askmany.jobs.bench_shapes import SHAPES, shape_folder
 from askmany.jobs.bench_shares import STOP_S, Shares, plan, wall_budget_s
-from askmany.jobs.bench_variants import Named, label, values_of
+from askmany.jobs.bench_variants import Named, label, shown, values_of
 from askmany.jobs.record_file import write_record
 
 CLOSE = 1.1  # a stock backend this close to the best of a cell is timed
@@ -233,18 +233,14 @@ def show(console: Console, record: dict[str, Any]) -> None:
     for row in record["table"]:
         sizes = (str(row[name]) for name in ("documents", "document_tokens", "questions", "new_tokens"))
         figures = (f"{row['ours_s']:.3f}", f"{row['stock_s']:.3f}", row["best_stock"])
-        table.add_row(row["work"], *sizes, _layout(row), *figures, f"{row['ratio']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}")
+        table.add_row(row["work"], *sizes, shown(row), *figures, f"{row['ratio']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}")
     console.print(table)
     for mean in record["means"]:
-        console.print(f"{mean['work']}, {_layout(mean)}: {_ratio(mean)}, {mean['cells']} cells")
+        console.print(f"{mean['work']}, {shown(mean)}: {_ratio(mean)}, {mean['cells']} cells")
     for row in record["between"]:
         told = ", ".join(f"{row[name]} {name}" for name in ("documents", "document_tokens", "questions", "new_tokens"))
-        console.print(f"{row['work']} ({told}), {_layout(row)} against {row['against']}: {_ratio(row)}")
+        console.print(f"{row['work']} ({told}), {shown(row)} against {row['against']}: {_ratio(row)}")
     console.print(f"stock backends within {CLOSE}x of the best of some cell: {', '.join(record['close']) or 'none timed'}")
-
-
-def _layout(row: dict[str, Any]) -> str:
-    return " ".join(filter(None, (row["layout"], row["setup_label"])))
 
 
 def _ratio(row: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from askmany.jobs.bench_figure import Line, Series, figure
 from askmany.jobs.bench_model import point_of
 from askmany.jobs.bench_ratios import geometric_mean
-from askmany.jobs.bench_variants import label
+from askmany.jobs.bench_variants import label, shown
 from askmany.jobs.step_floor import apart
 
 AXES = {
@@ -64,7 +64,7 @@ def _panels(rows: Iterable[Row], axis: str, values: Sequence[str]) -> dict[str, 
 
 
 def _line(row: Row, axis: str, value: str) -> Line:
-    who = "best stock" if value == "stock_s" else " ".join(filter(None, (row["layout"], row.get("setup_label", ""))))
+    who = "best stock" if value == "stock_s" else shown(row)
     sizes = [f"{row[name]} {AXES[name]}" for name in AXES if name != axis]
     return who, *sizes, *(f"{name} {row[name]}" for name in APART if name in row and (name, row[name]) not in _USUAL)
 
@@ -81,7 +81,7 @@ def _fitted(fits: Iterable[Row]) -> dict[str, Series]:
     """Of each fit the measured throughput, and the model's beside it."""
     panels: dict[str, dict[Line, list[tuple[float, float]]]] = defaultdict(dict)
     for found in sorted(fits, key=lambda f: (f["document_tokens"], f["new_tokens"])):
-        who = " ".join(filter(None, (found["layout"], found["setup_label"])))
+        who = shown(found)
         sizes = (f"{found['document_tokens']} document tokens", f"{found['new_tokens']} new tokens", found["work"])
         several = len({streams for _, streams, *_ in found["points"]}) > 1
         points = sorted((p if several else b * p, measured, modelled) for b, p, _, measured, modelled in found["points"])

@@ -42,6 +42,11 @@ def values_of(row: Mapping[str, Any]) -> dict[str, Any]:
     return dict(row.get("setup") or {})
 
 
+def shown(row: Mapping[str, Any]) -> str:
+    """`split`, or, of another setup, `split (page_size 64)`: for rows that name their setup by `setup_label`."""
+    return f"{row['layout']} ({row['setup_label']})" if row.get("setup_label") else str(row["layout"])
+
+
 def label(row: Mapping[str, Any], without: Sequence[str] = ()) -> str:
     """`page_size 64, streams 16`; empty for the benchmark's own setup."""
     return ", ".join(f"{name} {value}" for name, value in sorted(values_of(row).items()) if name not in without)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from askmany.jobs.bench_merge import work_order
+from askmany.jobs.bench_variants import shown
 from askmany.jobs.markers import between, options_of, put
 from askmany.jobs.step_floor import apart
 
@@ -86,8 +87,8 @@ def _means(means: Iterable[Row]) -> str:
 def _mean(row: Row) -> Iterable[str]:
     worst = row["worst"]
     published = PUBLISHED_WORST if row["work"] == "worst" else PUBLISHED.get((row["work"], row["model"]), "-")
-    shown = f"{worst['ratio']:.2f}x ({_sizes(worst)})"
-    return row["work"], row["model"], _layout(row), str(row["cells"]), f"{row['ratio']:.2f}x", _interval(row), shown, published
+    slowest = f"{worst['ratio']:.2f}x ({_sizes(worst)})"
+    return row["work"], row["model"], shown(row), str(row["cells"]), f"{row['ratio']:.2f}x", _interval(row), slowest, published
 
 
 def _losses(rows: Sequence[Row]) -> str:
@@ -106,7 +107,7 @@ def _lost(whose: str, rows: Sequence[Row]) -> str:
     if not lost:
         return f"{whose}: no cell of {len(rows)} is slower than the best stock backend."
     names = (
-        f"- {row['work']}, {row['model']}, {_layout(row)}, {_sizes(row)}: {row['ratio']:.2f}x ({row['low']:.2f} to {row['high']:.2f})"
+        f"- {row['work']}, {row['model']}, {shown(row)}, {_sizes(row)}: {row['ratio']:.2f}x ({row['low']:.2f} to {row['high']:.2f})"
         f"{', the whole interval' if row['high'] < 1 else ''}"
         for row in lost
     )
@@ -115,7 +116,7 @@ def _lost(whose: str, rows: Sequence[Row]) -> str:
 
 def _between(rows: Iterable[Row]) -> str:
     names = ("work", "model shape", "layout", "against", "sizes", "ratio", "95 %", "published")
-    lines = ((r["work"], r["model"], _layout(r), _against(r), _sizes(r), f"{r['ratio']:.2f}x", _interval(r), _continuous(r)) for r in rows)
+    lines = ((r["work"], r["model"], shown(r), _against(r), _sizes(r), f"{r['ratio']:.2f}x", _interval(r), _continuous(r)) for r in rows)
     return "This engine's layouts and setups against each other:\n\n" + _table(names, lines)
 
 
@@ -133,7 +134,7 @@ def _floors(rows: Sequence[Row]) -> str:
     names = ("model shape", "layout", "document", "rows", "ms a step", "floor ms", "step over floor", "of all runs", "GPU idle")
     lines = (
         (
-            r["model"], _layout(r), f"{r['document_tokens']:,}", str(r["questions"]), f"{r['ours_s'] * 1e3:.2f}",
+            r["model"], shown(r), f"{r['document_tokens']:,}", str(r["questions"]), f"{r['ours_s'] * 1e3:.2f}",
             f"{r['stock_s'] * 1e3:.2f}", f"{r['ratio']:.2f}", f"{r['low']:.2f} to {r['high']:.2f}",
             "-" if r["idle_ratio"] is None else f"{r['idle_ratio']:.1%}",
         )
@@ -162,7 +163,7 @@ def _fits(fits: Iterable[Row]) -> str:
     )
     lines = (
         (
-            f["work"], f["model"], _layout(f), f"{f['document_tokens']:,}", str(f["new_tokens"]), f"{f['start_s'] * 1e3:.2f}",
+            f["work"], f["model"], shown(f), f"{f['document_tokens']:,}", str(f["new_tokens"]), f"{f['start_s'] * 1e3:.2f}",
             _part(f["document_s"], 1e3), _part(f["each_s"], 1e6), _part(f["pairs_s"], 1e9), f"{f['r2']:.3f}",
             "the more the better" if f["best_streams"] is None else f"{f['best_streams']:.0f}",
         )
@@ -185,7 +186,7 @@ def _details(rows: Iterable[Row]) -> str:
     )  # fmt: skip
     lines = (
         (
-            r["work"], r["model"], _layout(r), str(r["documents"]), f"{r['document_tokens']:,}", str(r["questions"]), str(r["new_tokens"]),
+            r["work"], r["model"], shown(r), str(r["documents"]), f"{r['document_tokens']:,}", str(r["questions"]), str(r["new_tokens"]),
             f"{r['ours_s']:.3f}", f"{r['stock_s']:.3f}", _backend(r["best_stock"]),
             ", ".join(map(_backend, sorted(r["stock_all_s"]))), str(len(r["ratios"])), f"{r['ratio']:.2f}x", _interval(r),
         )
@@ -196,11 +197,6 @@ def _details(rows: Iterable[Row]) -> str:
 
 def _backend(contender: str) -> str:
     return contender.removeprefix("stock-")
-
-
-def _layout(row: Row) -> str:
-    """Rows name their setup by `setup_label`."""
-    return f"{row['layout']} ({row['setup_label']})" if row.get("setup_label") else str(row["layout"])
 
 
 def _interval(row: Row) -> str:

@@ -67,4 +67,4 @@ def test_the_command_times_setups_side_by_side(tmp_path: Path, monkeypatch: pyte
     record = json.loads(out.read_text())
     assert [(row["layout"], row["setup"]) for row in record["between"]] == [("split", {"page_size": 16, "deterministic": True})]
     assert record["between"][0]["ours_s"] > 0
-    assert "split deterministic True, page_size 16 against split" in " ".join(capsys.readouterr().out.split())
+    assert "split (deterministic True, page_size 16) against split" in " ".join(capsys.readouterr().out.split())

@@ -61,3 +61,15 @@ def test_the_benchmark_of_the_floor_tells_a_steps_launches(tmp_path: Path, capsy
     products = next(row for row in step["launches"] if row["name"] == "aten::mm")
     assert products["launches"] == int(products["launches"]) > 0
     assert "us a step" in capsys.readouterr().out
+
+
+def test_a_profiler_that_fails_costs_no_measured_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(work: Any, device: torch.device) -> None:
+        raise RuntimeError("no counters here")
+
+    monkeypatch.setattr(bench_floor, "profiled", refused)
+    cell = ["--shape", "tiny", "--document-tokens", "40", "--rows", "3", "--new-tokens", "2", "4", "--runs", "1", "--device", "cpu"]
+    peaks = ["--bytes-per-s", "1e10", "--flop-per-s", "1e12"]
+    with pytest.raises(RuntimeError, match="no counters here"):
+        bench_floor.main([*cell, *peaks, "--profile", str(tmp_path / "step.json"), "--out", str(tmp_path / "floor.json")])
+    assert len(json.loads((tmp_path / "floor.json").read_text())["table"]) == 1
